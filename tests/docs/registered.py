@@ -39,7 +39,7 @@ ELSEWHERE: Final[dict[str, dict[str, str]]] = {
 
 SLOW: Final[frozenset[str]] = frozenset(
     {"docs/models.md", "docs/planning.md", "docs/quickstart.md", "docs/ranks.md", "docs/scaling.md",
-     "docs/serving.md"}
+     "docs/private-text.md", "docs/serving.md"}
 )
 """Pages that take more than ten seconds."""
 

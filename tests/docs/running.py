@@ -234,6 +234,11 @@ def check_settings(told: dict[str, Any]) -> None:
 
         ServeConfig.of(_plain(told))
         return
+    if "reference_tokens" in told:
+        from dptrain.inference.invisibleink import Task
+
+        Task(**{**told, "labels": tuple(told.get("labels", ()))})
+        return
     of_a_class = {item.key.partition(".")[0] for item in declarations(ClassRule)}
     plain = {key: value for key, value in told.items() if key not in of_a_class or key == "class"}
     if len(plain) < len(told):

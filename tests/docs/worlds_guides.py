@@ -99,6 +99,15 @@ def served_release(shell: Shell) -> None:
 
 
 @files
+def texts(shell: Shell) -> None:
+    """`model/`, a small language model of random weights, and `notes.jsonl`, 24 references with ids."""
+    from tests.worlds.text_runs import model_folder, write_references
+
+    shutil.copytree(model_folder(), shell.directory / "model")
+    write_references(shell.directory / "notes.jsonl", 24)
+
+
+@files
 def planned(shell: Shell) -> None:
     """`policy.toml` as the command writes it; `policy.cose`, `corpus/` and `run.toml` of a tiny image model."""
     for world in ("digits", "policy"):
