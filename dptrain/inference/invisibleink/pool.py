@@ -1,0 +1,124 @@
+"""Gives out the batches of a run's references, in public order, as long as every contribution of a batch can pay for a text."""
+
+import threading
+from typing import TYPE_CHECKING
+
+from dptrain.errors import ConfigError
+from dptrain.inference.invisibleink.paying import BudgetMeter
+from dptrain.inference.invisibleink.plan import Plan
+from dptrain.inference.invisibleink.references import Reference, References
+from ledger.budget.log import BudgetLog
+from ledger.errors import BudgetExhausted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dptrain.inference.invisibleink.generator import InvisibleInk, Stream
+
+Batch = tuple[Reference, ...]
+
+
+class Pool:
+    """Takes batches in turn; threads share it, and processes may share its log.
+
+    Guarantee: which batch comes next follows from ids, labels, salt and the log, all of them public to who holds the log; no
+    payload decides it. A batch of which one contribution cannot pay for T tokens is passed over, whole.
+
+    Args:
+        references: all of the run. plan: the numbers. log: pays. salt: as `References.batches`.
+
+    Raises:
+        ConfigError: as `References.batches`.
+    """
+
+    def __init__(self, references: References, plan: Plan, log: BudgetLog, salt: bytes) -> None:
+        self.references, self.plan, self.log = references, plan, log
+        self._batches = references.batches(plan.batch, salt)
+        self._next = dict.fromkeys(self._batches, 0)
+        self._lock = threading.Lock()
+        rule = references.rule.generation if references.rule is not None else None
+        caps = [log.header.cap("contribution"), rule.max_rho_nano if rule is not None else None]
+        self._cap = min((cap for cap in caps if cap is not None), default=None)
+
+    @property
+    def sizes(self) -> dict[str | None, int]:
+        """Returns how many batches each label has."""
+        return {label: len(found) for label, found in self._batches.items()}
+
+    def number(self, batch: Batch, label: str | None = None) -> int:
+        """Returns the public number of a batch within its label, from 0 on."""
+        return self._batches[label].index(batch)
+
+    def take(self, label: str | None = None) -> tuple[Batch, BudgetMeter]:
+        """Returns the next batch of a label, behind the one that was taken last, and what pays for a text of it.
+
+        Another process may spend the budget of a batch between this and its reservation, which refuses then: `stream` takes the
+        next one where that happens.
+
+        Raises:
+            BudgetExhausted: no batch is left whose contributions can all pay for T tokens.
+            ConfigError: code LABEL, the references have no such label, or too few of it for a batch.
+        """
+        found = self._batches.get(label)
+        if not found:
+            has = ", ".join(repr(one) for one, rows in self._batches.items() if rows)
+            raise ConfigError("LABEL", f"no batch of references has the label {label!r:.80}; those that have: {has:.400}")
+        self.log.refresh()
+        with self._lock:
+            start = self._next[label]
+            for step in range(len(found)):
+                place = (start + step) % len(found)
+                if self._pays(found[place]):
+                    self._next[label] = (place + 1) % len(found)
+                    return found[place], BudgetMeter(self.log, tuple(one.unit for one in found[place]))
+        raise self._exhausted(label, found)
+
+    def stream(
+        self, ink: "InvisibleInk", label: str | None = None, *, labels: "Mapping[str, str] | None" = None
+    ) -> "Stream":
+        """Returns the iterator of the tokens of the next text of a label, which is paid for; batches that another process has
+        spent meanwhile are passed over.
+
+        Raises:
+            BudgetExhausted, ConfigError: as `take`. Else as `InvisibleInk.stream`.
+        """
+        while True:
+            batch, meter = self.take(label)
+            try:
+                return ink.stream([one.text for one in batch], meter, labels=labels)
+            except BudgetExhausted:
+                if self._pays_now(batch):
+                    raise  # not for want of what this pool looks at
+
+    def left(self, label: str | None = None) -> int:
+        """Returns how many texts of a label the budgets hold now, where each takes all T tokens; without a cap none is counted
+        twice."""
+        self.log.refresh()
+        return sum(self._texts(batch) for batch in self._batches.get(label) or ())
+
+    def _texts(self, batch: Batch) -> int:
+        if self._cap is None:
+            return 1
+        spent = max(self.log.state.spent(self.log.account(one.unit)) for one in batch)
+        return max(0, self._cap - spent) // (self.plan.tokens * self.plan.nano_rho)
+
+    def _pays(self, batch: Batch) -> bool:
+        return self._texts(batch) > 0
+
+    def _pays_now(self, batch: Batch) -> bool:
+        self.log.refresh()
+        return self._pays(batch)
+
+    def _exhausted(self, label: str | None, found: list[Batch]) -> BudgetExhausted:
+        cap, cost = self._cap or 0, self.plan.tokens * self.plan.nano_rho
+        spent = min(max(self.log.state.spent(self.log.account(one.unit)) for one in batch) for batch in found)
+        whose = "" if label is None else f" of label {label!r:.80}"
+        return BudgetExhausted(
+            "EXHAUSTED",
+            f"none of {len(found)} batches{whose} has contributions that can all pay for {self.plan.tokens} tokens ({cost} of "
+            f"1e-9 rho each; the least spent of {cap} is {spent}); what is spent does not come back",
+            unit="contribution",
+            spent=spent,
+            cap=cap,
+            asked=cost,
+        )

@@ -1,0 +1,371 @@
+"""Reads the references of a run: rows of the owner's own, or contributions that their contributors signed for generation.
+
+    {"id": "note-17", "text": "..."}          # JSONL: ids are public, texts are private; other fields are ignored
+
+A reference keeps its place whatever its text is: one that is empty, null or no text is a null reference. Labels are public:
+they come from a list beside the references, or from the signed data class, and never out of a row, which is the payload. Errors
+repeat nothing of a row but the number of its line.
+"""
+
+import csv
+import hashlib
+import hmac
+import io
+import json
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from attest.attestation import Attestation
+from attest.corpus import Corpus, Item, Locator
+from attest.descriptor import GENERATE
+from attest.errors import FileRefused
+from attest.files import read_limited
+from attest.gate import Admission, Admitted, Gate, Seen
+from attest.policy import ClassRule, SignedPolicy
+from attest.registry import Registry
+from dptrain.errors import ConfigError, ContentChanged
+from dptrain.inference.invisibleink.partition import SALT_SIZE, batches, batches_by_label
+from ledger.budget import Unit
+
+MOST_ROW: Final = 1 << 24
+"""Bytes of a row."""
+
+MOST_LIST: Final = 1 << 28
+"""Bytes of a list of labels."""
+
+_JSONL: Final = ".jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Holds a reference.
+
+    Attributes:
+        id: public, each once. text: private; empty where it is null. unit: pays for it. label: public, None without labels.
+    """
+
+    id: str
+    text: str = field(repr=False)
+    unit: Unit
+    label: str | None = None
+
+
+@dataclass(frozen=True)
+class References:
+    """Holds all references of a run.
+
+    Guarantee: how many there are, their ids, labels and order follow from what is public: ids, lists and signatures. A payload
+    decides its own text, and nothing else.
+
+    Attributes:
+        rows: in order. rule: the class by whose signed rule they were admitted, None for the owner's own.
+        policy: SHA-256 of the signed policy, likewise. attestations: of each row, likewise.
+        refused: how many contributions the gate, or this, left out, by reason.
+    """
+
+    rows: tuple[Reference, ...]
+    rule: ClassRule | None = None
+    policy: bytes | None = None
+    attestations: tuple[Attestation, ...] = field(default=(), repr=False)
+    refused: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def read(
+        cls, path: str | Path, *, salt: bytes, labels: str | Path | Mapping[str, str] | None = None
+    ) -> "References":
+        """Reads rows of the owner's own, strictly.
+
+        Args:
+            path: JSONL. salt: makes the names of units out of ids (HMAC-SHA-256), so that a log tells no id.
+            labels: public label by id, or the list that has them, CSV or JSONL (`read_labels`).
+
+        Raises:
+            ConfigError: code REFERENCES, a line is no row; RECORD_ID, an id stands twice; LABEL_PRIVATE, the label is to come
+                out of the rows; LABELS, the list is none, or lacks an id; SALT. FileRefused: a file cannot be read.
+        """
+        if len(salt) < SALT_SIZE:
+            raise ConfigError("SALT", f"a salt has at least {SALT_SIZE} bytes, got {len(salt)}; take fresh_salt()")
+        rows = dict(_rows(Path(path)))
+        if not rows:
+            raise ConfigError("REFERENCES", f"{path} has no rows; a reference is a line {_ROW}")
+        known: Mapping[str, str | None] = dict.fromkeys(rows) if labels is None else _labels(labels, Path(path), rows)
+        units = ((one, Unit("contribution", hmac.new(salt, one.encode(), hashlib.sha256).hexdigest())) for one in rows)
+        return cls(tuple(Reference(one, rows[one], unit, known[one]) for one, unit in units))
+
+    @classmethod
+    def admitted(
+        cls,
+        corpus: Corpus | Sequence[Corpus],
+        policy: SignedPolicy,
+        registry: Registry,
+        class_name: str,
+        *,
+        now: int,
+        by_data_class: bool = False,
+        withdrawn: Set[bytes] = frozenset(),
+    ) -> "References":
+        """Judges contributions at the gate for generation, and reads those that one class admits.
+
+        Guarantee: each reference was signed for generation, admitted at ``now``, and has the bytes that were signed. One whose
+        contributor, or class, limits what it may spend over all runs together is left out (LIMIT_OVER_RUNS): a budget of texts
+        does not know what training runs spent of it.
+
+        Args:
+            corpus: one or several. class_name: whose generation rule gives the numbers.
+            by_data_class: whether the signed data class is the label. withdrawn: digests of contributions that were.
+
+        Raises:
+            ConfigError: code CLASS, the policy has no such class, or it has no generation rule; LIMIT_OVER_RUNS, the class
+                limits what is spent over all runs; REFERENCES, none was admitted. ContentChanged: bytes are not those that the
+                gate saw. Else as `Gate`.
+        """
+        rule = next((one for one in policy.policy.classes if one.name == class_name), None)
+        if rule is None or rule.generation is None:
+            has = ", ".join(one.name for one in policy.policy.classes if one.generation is not None) or "none"
+            found = "no class" if rule is None else "no generation rule in the class"
+            raise ConfigError("CLASS", f"the policy has {found} {class_name!r:.80}; classes that generate: {has}")
+        if rule.max_epsilon_total_micro is not None:
+            sentence = f"class {class_name} limits what a contribution spends over all runs together, training too"
+            raise ConfigError(LIMIT, f"{sentence}; a budget of texts cannot see that: take a class without max_epsilon_total")
+        rows, attestations, refused = [], [], Counter[str]()
+        gate = Gate(policy.policy, registry, seen=Seen(), purpose=GENERATE)
+        for part in [corpus] if isinstance(corpus, Corpus) else corpus:
+            with part.contents() as contents:
+                for outcome, attestation in _judged(gate, part, now, withdrawn):
+                    if not isinstance(outcome, Admitted):
+                        refused[str(outcome.refusal.code)] += 1
+                    elif outcome.admission.admissibility_class == class_name:
+                        if outcome.admission.descriptor.limit != (0, 0):
+                            refused[LIMIT] += 1
+                            continue
+                        assert attestation is not None
+                        content = _unchanged(contents.read(outcome.locator), outcome)
+                        rows.append(_reference(outcome.admission, outcome.locator, content, by_data_class))
+                        attestations.append(attestation)
+        if not rows:
+            told = ", ".join(f"{count} {code}" for code, count in sorted(refused.items())) or "nothing was refused"
+            raise ConfigError("REFERENCES", f"no contribution of class {class_name} was admitted to generation ({told})")
+        return cls(tuple(rows), rule, policy.digest, tuple(attestations), dict(refused))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Reference]:
+        return iter(self.rows)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256, in hex, of what is public of the references: ids and labels. Two sets with one digest make one run."""
+        listed = sorted((one.id, one.label) for one in self.rows)
+        return hashlib.sha256(json.dumps(listed, ensure_ascii=True).encode()).hexdigest()
+
+    @property
+    def labels(self) -> tuple[str | None, ...]:
+        """Labels in order; None alone where there are none."""
+        return tuple(sorted({one.label for one in self.rows}, key=lambda one: one or ""))
+
+    def batches(self, batch: int, salt: bytes) -> dict[str | None, list[tuple[Reference, ...]]]:
+        """Returns disjoint batches of B references, by label, in an order that ids and salt decide (`partition`).
+
+        Raises:
+            ConfigError: as `partition.batches`; code BATCH too where no label has B references.
+        """
+        by_id = {one.id: one for one in self.rows}
+        if all(one.label is None for one in self.rows):
+            made: dict[str | None, list[tuple[str, ...]]] = {None: batches(list(by_id), batch, salt=salt)}
+        else:
+            made = {**batches_by_label({one.id: one.label or "" for one in self.rows}, batch, salt=salt)}
+        if not any(made.values()):
+            most = max(Counter(one.label for one in self.rows).values())
+            raise ConfigError("BATCH", f"a batch has {batch} references, and no label has more than {most}; lower B")
+        return {label: [tuple(by_id[one] for one in ids) for ids in found] for label, found in made.items()}
+
+
+LIMIT: Final = "LIMIT_OVER_RUNS"
+"""Code of what limits its spending over all runs together, and is refused."""
+
+_ROW: Final = '{"id": "...", "text": "..."}'
+
+
+def read_labels(path: str | Path) -> dict[str, str]:
+    """Reads a public list of labels: CSV with the head ``id,label``, or JSONL of ``{"id": ..., "label": ...}``.
+
+    Raises:
+        ConfigError: code LABELS, a line is none of that, or an id stands twice; LABEL_PRIVATE, the list has texts.
+        FileRefused: it cannot be read.
+    """
+    data = read_limited(path, MOST_LIST, "list of labels")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError("LABELS", f"{path} is not UTF-8 at byte {error.start}") from None
+    found: dict[str, str] = {}
+    for number, one in _listed_json(path, text) if str(path).endswith(_JSONL) else _listed_csv(path, text):
+        if "text" in one:
+            raise ConfigError("LABEL_PRIVATE", f"{path}, line {number} has a text beside its label; {_PRIVATE}")
+        name, label = one.get("id"), one.get("label")
+        if not (isinstance(name, str) and isinstance(label, str) and name and label):
+            raise ConfigError("LABELS", f"{path}, line {number}: expected an id and a label, both texts that are not empty")
+        if name in found:
+            raise ConfigError("LABELS", f"{path}, line {number}: its id stood on a line before; give each id one label")
+        found[name] = label
+    return found
+
+
+_PRIVATE: Final = (
+    "a label that stands in the row itself is part of the payload, and batches would change with one person's text. Give a "
+    "public list of id and label in a file of its own, or take the signed data class"
+)
+
+
+def _listed_csv(path: str | Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    if not {"id", "label"} <= set(reader.fieldnames or ()):
+        raise ConfigError("LABELS", f"{path}, line 1: expected the head id,label")
+    try:
+        for one in reader:
+            yield reader.line_num, one
+    except csv.Error as error:
+        raise ConfigError("LABELS", f"{path}, line {reader.line_num}: {error}") from None
+
+
+def _listed_json(path: str | Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield number, _object(line.encode(), path, number, "LABELS", '{"id": "...", "label": "..."}')
+
+
+def _labels(given: str | Path | Mapping[str, str], rows_path: Path, rows: Collection[str]) -> Mapping[str, str]:
+    """Returns the label of each row; refuses labels that would come out of the rows."""
+    if not isinstance(given, Mapping):
+        path = Path(given)
+        if path.exists() and path.samefile(rows_path):
+            raise ConfigError("LABEL_PRIVATE", f"{path} holds the references themselves; {_PRIVATE}")
+        if not path.exists() and str(given) in _fields(rows_path):
+            raise ConfigError("LABEL_PRIVATE", f"{str(given)!r:.40} is a field of the rows; {_PRIVATE}")
+        given = read_labels(path)
+    missing = sum(one not in given for one in rows)
+    if missing:
+        sentence = f"{missing} of {len(rows)} references have no label in the list"
+        raise ConfigError("LABELS", f"{sentence}; give every id one, or none: who has a label is public too")
+    return given
+
+
+def _fields(path: Path) -> set[str]:
+    with open(path, "rb") as stream:
+        for line in stream:
+            if line.strip():
+                return set(_object(line, path, 1, "REFERENCES", _ROW))
+    return set()
+
+
+def _rows(path: Path) -> Iterator[tuple[str, str]]:
+    """Yields id and text of each row; empty lines are passed over."""
+    lines: dict[str, int] = {}
+    try:
+        if not path.is_file():
+            raise FileRefused("FILE", f"no references at {str(path)!r}; check the path")
+        with open(path, "rb") as stream:
+            number = 0
+            while line := stream.readline(MOST_ROW + 2):
+                number += 1
+                if len(line) > MOST_ROW + 1:
+                    raise ConfigError("REFERENCES", f"{path}, line {number} is longer than {MOST_ROW} bytes; split the record")
+                if not line.strip():
+                    continue
+                row = _object(line, path, number, "REFERENCES", _ROW)
+                one, text = row.get("id"), row.get("text", 0)
+                if not isinstance(one, str) or not one or not _encodes(one):
+                    raise ConfigError("REFERENCES", f"{path}, line {number}: its id is no text, or empty; give every row one")
+                if not (text is None or isinstance(text, str)) or not _encodes(text or ""):
+                    sentence = f"{path}, line {number}: its text is missing, or no text"
+                    raise ConfigError("REFERENCES", f"{sentence}; write null, or an empty one, for a reference that is null")
+                if one in lines:
+                    sentence = f"{path}, lines {lines[one]} and {number} have one id"
+                    raise ConfigError("RECORD_ID", f"{sentence}; every record has an id of its own, under which it pays")
+                lines[one] = number
+                yield one, text or ""
+    except OSError as error:
+        raise FileRefused("FILE", f"cannot read the references {str(path)!r}: {error.strerror or error}") from error
+
+
+def _object(line: bytes, path: str | Path, number: int, code: str, form: str) -> dict[str, Any]:
+    """Reads one line of JSONL; says of it only where it stands."""
+    try:
+        found = json.loads(line.decode("utf-8"), object_pairs_hook=_once_each, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        why = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else "is no JSON, or has a name twice"
+        raise ConfigError(code, f"{path}, line {number} {why}; expected {form}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(code, f"{path}, line {number} is no object; expected {form}")
+    return found
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands twice")
+    return found
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _encodes(text: str) -> bool:
+    """Tells whether a text is one that can be written: JSON can escape halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _judged(
+    gate: Gate, corpus: Iterable[Item], now: int, withdrawn: Set[bytes]
+) -> Iterator[tuple[Any, Attestation | None]]:
+    """Yields what the gate says of each contribution, with the attestation that it judged."""
+    kept: deque[Attestation | None] = deque()
+
+    def items() -> Iterator[Item]:
+        for item in corpus:
+            kept.append(item.attestation)
+            yield item
+
+    for outcome in gate.judge(items(), now=now, withdrawn=withdrawn):
+        yield outcome, kept.popleft()
+
+
+def _unchanged(content: bytes, outcome: Admitted) -> bytes:
+    if hashlib.sha256(content).digest() != outcome.admission.descriptor.content_hash:
+        raise ContentChanged(
+            "CONTENT_CHANGED",
+            f"{outcome.locator.source!r}: the content of an admitted contribution changed after the gate saw it; restore the "
+            "attested bytes",
+        )
+    return content
+
+
+def _reference(admission: Admission, locator: Locator, content: bytes, by_data_class: bool) -> Reference:
+    digest = admission.descriptor_hash.hex()
+    label = admission.descriptor.data_class if by_data_class else None
+    text = _text_of(content, row=locator.source.endswith(_JSONL))
+    return Reference(digest, text, Unit("contribution", digest), label)
+
+
+def _text_of(content: bytes, *, row: bool) -> str:
+    """Returns the text of a contribution: a file as it is, a row of JSONL by its text. What is no text is null, for an error
+    would tell of one payload, and end the run for all."""
+    try:
+        text = content.decode("utf-8")
+        if row:
+            found = json.loads(text)
+            found = found.get("text") if isinstance(found, dict) else found
+            text = found if isinstance(found, str) and _encodes(found) else ""
+    except (ValueError, RecursionError):
+        return ""
+    return text
