@@ -1,0 +1,153 @@
+"""Reads what a generation of a server's file rests on: its task, its salt, its references, and the numbers of its texts.
+
+Where contributors signed a class with a generation rule, all numbers are the rule's: the file has none, and the log holds every
+reservation to it. References of the owner's own are named in the log by their ids under a salt, whose digest stands in the
+log's header: with another salt each of them would have a new budget.
+"""
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from attest.corpus import open_corpus
+from attest.errors import FileRefused
+from attest.files import atomic_write, read_limited
+from attest.fixed_point import MICRO
+from attest.keys import load_public_key
+from attest.policy import ClassRule, open_policy
+from attest.registry import open_registry
+from dptrain.errors import ConfigError
+from dptrain.inference.invisibleink.partition import SALT_SIZE, fresh_salt
+from dptrain.inference.invisibleink.plan import Plan, mechanism
+from dptrain.inference.invisibleink.references import References
+from dptrain.inference.invisibleink.tasks import Task
+from dptrain.serve.config import Attested, FromReferences, ServeConfig
+from ledger.budget import Mechanism
+
+_SALTED: Final = "; references are named under the salt of SHA-256 "
+
+
+def task_of(name: str, table: FromReferences) -> Task:
+    """Returns the task of a generation.
+
+    Raises:
+        ConfigError: code TASK, as `Task`; SERVE_VALUE, the lists of words are of other labels than the task has.
+    """
+    task = Task.read(table.task) if table.task.endswith(".toml") else Task.shipped(table.task)
+    if set(table.labels) != set(task.labels):
+        sentence = f"generations.{name}.labels has lists of {sorted(table.labels)!r:.80}"
+        raise ConfigError("SERVE_VALUE", f"{sentence}, the task has the labels {sorted(task.labels)!r:.80}; give one of each")
+    if parted(table) and len(task.labels) != 1:
+        sentence = f"generations.{name} takes the references of one label, and its task has {len(task.labels)}"
+        raise ConfigError("SERVE_VALUE", f"{sentence}; give a task of one label, or leave label_list and by_data_class out")
+    return task
+
+
+def parted(table: FromReferences) -> bool:
+    """Tells whether a text takes references of its own label alone."""
+    return table.label_list is not None or (table.attested is not None and table.attested.by_data_class)
+
+
+def salt_of(table: FromReferences) -> bytes:
+    """Reads a salt. Raises ConfigError: code SALT, there is none; `--init` makes it."""
+    try:
+        found = read_limited(table.salt, 4096, "salt")
+    except FileRefused as error:
+        sentence = f"the salt {table.salt} cannot be read: {error.sentence}"
+        raise ConfigError("SALT", f"{sentence}; --init makes one, and a lost one is in no log: put it back") from error
+    if len(found) < SALT_SIZE:
+        raise ConfigError("SALT", f"the salt {table.salt} has {len(found)} bytes, at least {SALT_SIZE} are needed")
+    return found
+
+
+def make_salts(config: ServeConfig) -> None:
+    """Makes the salts that the file names, where there are none yet; for nobody but their owner to read."""
+    for path in sorted({each.salt for each in config.generations.values()}):
+        if not path.exists():
+            atomic_write(path, fresh_salt(), mode=0o600)
+
+
+def references_of(table: FromReferences, salt: bytes, *, now: int | None = None) -> References:
+    """Reads the references; contributions are judged at the gate for generation.
+
+    Raises:
+        ConfigError, FileRefused, and what policy, registry and gate raise: as `References.read` and `References.admitted`.
+    """
+    if table.attested is None:
+        assert table.references is not None
+        return References.read(table.references, salt=salt, labels=table.label_list)
+    given = table.attested
+    owner = load_public_key(given.owner_key)
+    return References.admitted(
+        [open_corpus(path) for path in given.corpus],
+        open_policy(given.policy, owner),
+        open_registry(given.registry, owner),
+        given.class_,
+        now=int(time.time()) if now is None else now,
+        by_data_class=given.by_data_class,
+    )
+
+
+def plan_of(table: FromReferences, rule: ClassRule | None) -> Plan:
+    """Returns the numbers of a text: those of the signed rule where there is one, else those of the file.
+
+    Guarantee: of contributions no number comes from anywhere but the generation rule of their class.
+
+    Raises:
+        AccountantError: a number is out of range.
+    """
+    if rule is not None:
+        signed = rule.generation
+        assert signed is not None
+        return Plan(
+            signed.references,
+            signed.tokens,
+            signed.clip_norm_micro / MICRO,
+            table.delta,
+            signed.temperature_micro / MICRO,
+            signed.top_k,
+        )
+    assert table.batch is not None and table.tokens is not None
+    k = table.top_k or None
+    if table.clip is not None:
+        return Plan(table.batch, table.tokens, table.clip, table.delta, table.tau, k)
+    assert table.epsilon is not None
+    how = {"delta": table.delta, "batch": table.batch, "tokens": table.tokens, "tau": table.tau, "k": k}
+    return Plan.for_epsilon(table.epsilon, **how)
+
+
+def mechanism_of(config: ServeConfig) -> Mechanism | None:
+    """Returns what the header of a new log says of texts from references; None where the file has no generations.
+
+    Guarantee: a log that `--init` made is opened with the salt under which its references were named, and with no other, so
+    that no reference gets a new budget.
+    """
+    if not config.generations:
+        return None
+    found = mechanism()
+    given = next((each for each in config.generations.values() if each.attested is None), None)
+    return found if given is None else replace(found, parameters=found.parameters + _SALTED + _digest(salt_of(given)))
+
+
+def require_mechanism(config: ServeConfig, stated: Mechanism | None) -> None:
+    """Holds the header of a log against the file.
+
+    Raises:
+        ConfigError: code MECHANISM, the log is for no texts from references; SALT, it was made with another salt.
+    """
+    asked = mechanism_of(config)
+    if asked is None:
+        return
+    if stated is None:
+        sentence = f"the budget log has no mechanism {asked.name}, by which texts from references are paid"
+        raise ConfigError("MECHANISM", f"{sentence}; it was made before there were generations: begin another log")
+    if _SALTED in stated.parameters and stated.parameters != asked.parameters:
+        sentence = "the budget log names references under another salt, and each would have a new budget"
+        raise ConfigError("SALT", f"{sentence}; put the salt back with which the log was made")
+
+
+def _digest(salt: bytes) -> str:
+    return hashlib.sha256(salt).hexdigest()
