@@ -80,8 +80,11 @@ TRAIN: Final = "train"
 GENERATE: Final = "generate"
 QUERY: Final = "query"
 PURPOSES: Final = (GENERATE, QUERY, TRAIN)
-"""Uses that a contributor may allow, in order of the alphabet. Left out means `TRAIN` alone; `GENERATE` and `QUERY` are
-specified, and refused by name until they are built."""
+"""Uses that a contributor may allow, in order of the alphabet. Left out means `TRAIN` alone; `QUERY` is specified, and refused
+by name until it is built."""
+
+BUILT: Final = (GENERATE, TRAIN)
+"""Uses that this version serves."""
 
 _BOUND: Final = Scaled(1, MAX_MICRO)
 _COUNT: Final = Whole(1, MAX_COUNT, "count")
@@ -134,8 +137,8 @@ class Terms:
     purposes: tuple[str, ...] | None = declared(
         16,
         Many(_PURPOSE, 1, len(PURPOSES), "purposes", ascending=True, named="purposes", counted="RANGE"),
-        "What the contribution may be used for; left out it means `train` alone, which may be written out too. The others are"
-        " specified and not built: whatever names them is refused (`PURPOSE`).",
+        "What the contribution may be used for, `generate`, `train` or both; left out it means `train` alone, which may be"
+        " written out too. `query` is specified and not built: whatever names it is refused (`PURPOSE`).",
         default=None,
         optional=True,
     )
@@ -156,9 +159,14 @@ class Terms:
         if self.not_after <= self.not_before:
             sentence = f"validity ends at {self.not_after}, not after its start {self.not_before}; sign a later end"
             raise DescriptorRefused("WINDOW", sentence)
-        if self.purposes not in (None, (TRAIN,)):
-            named = ", ".join(self.purposes or ())
-            raise DescriptorRefused("PURPOSE", f"purposes are {named}; this version serves {TRAIN} alone: sign for that")
+        for word in self.purposes or ():
+            if word not in BUILT:
+                sentence = f"purposes name {word}, which is specified, not built yet; sign for {' or '.join(BUILT)}"
+                raise DescriptorRefused("PURPOSE", sentence)
+
+    def allows(self, purpose: str) -> bool:
+        """Tells whether the contributor signed that the contribution may be used so; who signed no purposes allows `TRAIN`."""
+        return purpose in (self.purposes or (TRAIN,))
 
     @property
     def bounds(self) -> SignedBounds:

@@ -93,7 +93,7 @@ class ReasonCode(StrEnum):
     SCHEMA = "SCHEMA", "The descriptor lacks fields, has unknown ones or follows another schema."
     TYPE = "TYPE", "A field of the descriptor has the wrong type."
     RANGE = "RANGE", "A field of the descriptor lies outside its range."
-    PURPOSE = "PURPOSE", "The contributor signed for a purpose that this version does not serve."
+    PURPOSE = "PURPOSE", "The contributor did not sign for this use, or the class does not have it."
     PUBLIC_LENGTH = "PUBLIC_LENGTH", "The signed public length is none of those that the class offers."
     OPENING = "OPENING", "What lies beside the attestation does not open its commitments."
     KEY_WEAK = "KEY_WEAK", "The enrolled key is unsound; signatures under it prove nothing."

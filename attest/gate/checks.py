@@ -14,7 +14,7 @@ from typing import NamedTuple, NoReturn
 
 from attest import sign1
 from attest.attestation import Attestation
-from attest.descriptor import PUBLIC_BOUNDS, ContributionDescriptor, Parts, SignedDescriptor, Terms, split
+from attest.descriptor import PUBLIC_BOUNDS, TRAIN, ContributionDescriptor, Parts, SignedDescriptor, Terms, split
 from attest.errors import AdmissionRefused, AttestError, ReasonCode, RegistryRefused
 from attest.gate.admission import Passed, Refusal, Seen, descriptor_tag
 from attest.gate.forms import Cut, Form, Pattern
@@ -36,16 +36,19 @@ def examine(
     policy: Policy,
     registry: Registry,
     now: int,
+    purpose: str = TRAIN,
     verified: bool = False,
 ) -> Passed | Refusal:
     """Makes every check that needs this contribution alone.
 
     Guarantee: `Passed` means that a key enrolled for the named contributor and valid at `now` signed exactly these descriptor
-    bytes, for this corpus, within its validity, in a class granted to the contributor; that the signed clip norm is at most and
-    the signed noise multiplier at least the class preset, both at least the corpus floors; and that the commitments that were
-    signed open to that contributor and to the content read. Every error on the way refuses; nothing depends on an assertion.
+    bytes, for this corpus, for this purpose, within its validity, in a class granted to the contributor that has this purpose;
+    that the signed clip norm is at most and the signed noise multiplier at least the class preset, both at least the corpus
+    floors; and that the commitments that were signed open to that contributor and to the content read. Every error on the way
+    refuses; nothing depends on an assertion.
 
     Args:
+        purpose: What the contribution is to be used for, `attest.descriptor.TRAIN` or `attest.descriptor.GENERATE`.
         verified: This very attestation passed before with this content, under this policy and this registry, whatever the time
             was; spares the signature, unless its contributor has several keys of that key id.
     """
@@ -72,6 +75,7 @@ def examine(
         check_audience(descriptor, policy)
         _check_principal(descriptor, contributor)
         rule = _check_class(descriptor, contributor, policy)
+        check_purpose(descriptor, rule, purpose)
         check_validity(descriptor, rule, policy, now)
         check_bounds(descriptor, rule, policy)
         _check_content(descriptor, content_hash)
@@ -81,16 +85,17 @@ def examine(
 
 
 class Examiner:
-    """Examines many contributions under one policy, one registry and one reading of the clock.
+    """Examines many contributions for one purpose, under one policy, one registry and one reading of the clock.
 
     Guarantee: the outcome is that of `examine`, for every input. What is taken over from an earlier attestation is only what
-    cannot differ: see `attest.gate.forms`.
+    cannot differ: see `attest.gate.forms`. Class and signed purposes are among it, and an examiner has one purpose for good.
     """
 
-    def __init__(self, policy: Policy, registry: Registry, now: int) -> None:
+    def __init__(self, policy: Policy, registry: Registry, now: int, *, purpose: str = TRAIN) -> None:
         self._policy = policy
         self._registry = registry
         self._now = now
+        self._purpose = purpose
         self._known: dict[tuple[bytes, ...], Form] = {}
         # None stands for what is no pattern.
         self._patterns: dict[tuple[bytes, ...], Pattern | None] = {}
@@ -116,7 +121,13 @@ class Examiner:
                 return passed
         attestation = Attestation(descriptor, message, opening)
         outcome = examine(
-            attestation, content_hash, policy=self._policy, registry=self._registry, now=self._now, verified=verified
+            attestation,
+            content_hash,
+            policy=self._policy,
+            registry=self._registry,
+            now=self._now,
+            purpose=self._purpose,
+            verified=verified,
         )
         if parts is not None and isinstance(outcome, Passed):
             self._learn(attestation, parts, outcome)
@@ -205,6 +216,32 @@ def _check_class(descriptor: ContributionDescriptor, contributor: Contributor, p
         granted = ", ".join(contributor.classes) or "none"
         refuse(ReasonCode.CLASS_NOT_GRANTED, f"{contributor.name} may attest {granted}, not {name}")
     return rule
+
+
+def check_purpose(descriptor: Terms, rule: ClassRule, purpose: str) -> None:
+    """Refuses a use that the contributor did not sign for, or that the class does not have.
+
+    Guarantee: on return the contributor signed for this purpose, by name or, for `TRAIN` alone, by signing none; and the policy
+    gives the class this purpose, with a rule of decoding where it is `GENERATE`. Whatever uses a contribution asks here again,
+    so that nothing rests on the gate having run.
+
+    Raises:
+        AdmissionRefused: Code PURPOSE.
+    """
+    if not descriptor.allows(purpose):
+        signed = " and ".join(descriptor.purposes or (TRAIN,))
+        refuse(
+            ReasonCode.PURPOSE,
+            f"contributor signed for {signed}, asked for is {purpose}; who allows that signs anew ('dptrain attest sign"
+            f" --purpose {purpose}')",
+        )
+    if purpose not in rule.purposes:
+        served = " and ".join(rule.purposes)
+        refuse(
+            ReasonCode.PURPOSE,
+            f"class {rule.name} is for {served}, asked for is {purpose}; the owner adds it to purposes in the policy, or the"
+            " contributor signs for a class that has it",
+        )
 
 
 def check_validity(descriptor: Terms, rule: ClassRule, policy: Policy, now: int) -> None:

@@ -40,10 +40,10 @@ class Form:
 
     A descriptor and an opening whose `rest` equals that of a pair that passed hold the same values in every field but the
     commitment to the content, the nonce and the content hash: byte strings of fixed length, which take part in no check but
-    that of the content. So decoding, the other commitments, audience, validity, class, bounds and the choice of the key turn
-    out the same; the content's commitment is computed again. The message that the framing makes of the descriptor's digest and
-    64 bytes is the only one that the strict reader accepts for that descriptor and key. What is left is the signature, which is
-    verified over the bytes received, under a key that was tested first.
+    that of the content. So decoding, the other commitments, audience, validity, class, purposes, bounds and the choice of the
+    key turn out the same; the content's commitment is computed again. The message that the framing makes of the descriptor's
+    digest and 64 bytes is the only one that the strict reader accepts for that descriptor and key. What is left is the
+    signature, which is verified over the bytes received, under a key that was tested first.
     """
 
     __slots__ = ("_admissibility_class", "_contributor", "_framing", "_key_id", "_raw", "_verify")
@@ -110,9 +110,9 @@ class Pattern:
     """Holds what attestations of the same terms share, whoever signed them and when, after one of them passed.
 
     A descriptor whose `Cut` has the `shared` bytes of one that passed is one that the strict decoder accepts, with the same
-    values in all fields but four byte strings of 32 bytes and two integers of 4 bytes. So audience, class of the policy, bounds
-    and whatever else the shared fields say turn out the same, under one policy. `form` makes every other check anew: opening,
-    commitments, times, contributor, principal, grant and key.
+    values in all fields but four byte strings of 32 bytes and two integers of 4 bytes. So audience, class of the policy,
+    purposes, bounds and whatever else the shared fields say turn out the same, under one policy and for one purpose. `form`
+    makes every other check anew: opening, commitments, times, contributor, principal, grant and key.
     """
 
     def __init__(self, framing: FramingPattern, admissibility_class: str, longest: int) -> None:

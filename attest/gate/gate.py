@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from attest.attestation import Attestation
 from attest.corpus import Item
+from attest.descriptor import BUILT, TRAIN
 from attest.errors import GateFailed, ReasonCode, RegistryRefused
 from attest.gate.admission import Admission, Admitted, AdmittedRows, GateReport, Passed, Refusal, Refused, Seen
 from attest.gate.checks import Examiner, Share, clock_refusal, examine, refusal_of, refused_for_history
@@ -36,7 +37,14 @@ PARALLEL_FROM = 2048
 
 
 def decide(
-    attestation: Attestation | None, content_hash: bytes | None, *, policy: Policy, registry: Registry, now: int, seen: Seen
+    attestation: Attestation | None,
+    content_hash: bytes | None,
+    *,
+    policy: Policy,
+    registry: Registry,
+    now: int,
+    seen: Seen,
+    purpose: str = TRAIN,
 ) -> Admission | Refusal:
     """Judges one contribution; changes nothing.
 
@@ -45,15 +53,18 @@ def decide(
 
     Args:
         content_hash: SHA-256 of the content, computed by the caller from the bytes that will be used.
+        purpose: What the contribution is to be used for, `attest.descriptor.TRAIN` or `attest.descriptor.GENERATE`.
 
     Raises:
         RegistryRefused: Code NAMES if the names beside the registry are missing.
+        GateFailed: Code PURPOSE if nobody serves the purpose.
     """
+    _require_built(purpose)
     registry.require_names()
     clock = clock_refusal(now, seen, registry)
     if clock is not None or attestation is None:
         return clock or _UNATTESTED
-    outcome = examine(attestation, content_hash, policy=policy, registry=registry, now=now)
+    outcome = examine(attestation, content_hash, policy=policy, registry=registry, now=now, purpose=purpose)
     if isinstance(outcome, Refusal):
         return outcome
     if content_hash is None:
@@ -74,10 +85,11 @@ def run_gate(
     seen: Seen | None = None,
     workers: int | None = None,
     remember: Verified | None = None,
+    purpose: str = TRAIN,
 ) -> GateReport:
-    """Judges a whole corpus and keeps every outcome; `Gate.judge` streams them. `registry, workers, remember`: as for `Gate`,
-    which raises the same errors."""
-    gate = Gate(policy, registry, workers=workers, seen=seen, remember=remember)
+    """Judges a whole corpus and keeps every outcome; `Gate.judge` streams them. `registry, workers, remember, purpose`: as for
+    `Gate`, which raises the same errors."""
+    gate = Gate(policy, registry, workers=workers, seen=seen, remember=remember, purpose=purpose)
     admitted = AdmittedRows()
     refused: list[Refused] = []
     for outcome in gate.judge(corpus, now=now, withdrawn=withdrawn, progress=progress):
@@ -89,7 +101,7 @@ def run_gate(
 
 
 class Gate:
-    """Judges corpora of any size under one policy and one registry.
+    """Judges corpora of any size for one purpose, under one policy and one registry.
 
     Attestations that verified can be remembered (`attest.gate.reading`), so that a corpus is read again without verifying their
     signatures again. Whatever depends on time, on what was withdrawn or on what was admitted before is checked each time.
@@ -98,15 +110,17 @@ class Gate:
         registry: The registry that the policy names, or a later state of the same log.
         workers: Processes that verify, 1 for this process alone; None for one per processor, as far as the system allows.
         seen: What earlier batches admitted, for one more batch of the same epoch.
-        remember: What verified before, and takes in what verifies now; None to remember nothing.
+        remember: What verified before for this purpose, and takes in what verifies now; None to remember nothing.
         fingerprint: What is the same for contents that count as one, for instance a digest of the normalized text, or None for
             a content that is like no other. The content hash finds exact copies only; this hook finds the near ones. Whether a
             contribution is admitted then hangs on what another one says, which no epsilon covers; training never judges with
             it.
+        purpose: What the contributions are to be used for, `attest.descriptor.TRAIN` or `attest.descriptor.GENERATE`.
 
     Raises:
         RegistryRefused: Code REGISTRY_ROOT if the registry does not extend the one that the policy names, NAMES if the names
             beside it are missing.
+        GateFailed: Code PURPOSE if nobody serves the purpose, or `remember` is of another; RANGE for the number of workers.
     """
 
     def __init__(
@@ -118,7 +132,12 @@ class Gate:
         seen: Seen | None = None,
         remember: Verified | None = None,
         fingerprint: Callable[[Item], bytes | None] | None = None,
+        purpose: str = TRAIN,
     ) -> None:
+        _require_built(purpose)
+        if remember is not None and remember.purpose != purpose:
+            sentence = f"what is remembered passed to {remember.purpose}, asked for is {purpose}; remember each use by itself"
+            raise GateFailed("PURPOSE", sentence)
         registry.require_names()
         root = registry.root()
         if policy.registry_root is None or not registry.extends(policy.registry_root):
@@ -137,6 +156,7 @@ class Gate:
         self._insisted = workers is not None
         self._seen = seen
         self._fingerprint = fingerprint
+        self._purpose = purpose
         self._verified = remember
 
     def judge(
@@ -204,7 +224,7 @@ class Gate:
 
     def _examined(self, corpus: Iterable[Item], now: int, clock: Refusal | None) -> Iterator["_Batch"]:
         """Yields batches with what examination found, in corpus order."""
-        examiner = Examiner(self._policy, self._registry, now)
+        examiner = Examiner(self._policy, self._registry, now, purpose=self._purpose)
         waiting: deque[_Batch] = deque()
         count, processes = 0, self._workers
         workers: Workers | None = None
@@ -233,7 +253,9 @@ class Gate:
     def _started(self, stack: contextlib.ExitStack, processes: int, now: int) -> Workers | None:
         """Returns workers; None where the system allows none and nobody insisted on a number of them."""
         try:
-            pool = Workers(processes, self._policy, self._registry, now, spare=not self._insisted)
+            pool = Workers(
+                processes, self._policy, self._registry, now, purpose=self._purpose, spare=not self._insisted
+            )
             return stack.enter_context(pool)
         except GateFailed:
             if self._insisted:
@@ -308,6 +330,12 @@ _UNATTESTED = Refusal(
 _CONTENT_MISSING = Refusal(
     ReasonCode.CONTENT_MISSING, "no content for the attestation; put the data back or drop the attestation"
 )
+
+
+def _require_built(purpose: str) -> None:
+    """Raises GateFailed for a purpose that nobody serves: code PURPOSE."""
+    if purpose not in BUILT:
+        raise GateFailed("PURPOSE", f"purpose is {ascii(purpose)[:60]}, expected {' or '.join(BUILT)}")
 
 
 def _batches(corpus: Iterable[Item]) -> Iterator[list[Item]]:

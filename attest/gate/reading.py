@@ -2,11 +2,11 @@
 
 Signatures take nearly all the time of a reading. What is remembered of an attestation is a tag: that its descriptor, message,
 opening and content passed once, signature included. It spares the signature and nothing else. The content is hashed again at
-each reading; decoding, audience, class and bounds, validity and revocation at the time of the use, withdrawals, repetitions and
-caps are judged again.
+each reading; decoding, audience, purpose, class and bounds, validity and revocation at the time of the use, withdrawals,
+repetitions and caps are judged again.
 
-The file is the CBOR array `[schema, policy, registry root, largest root, build]`, the tags in corpus order, 16 bytes each, and
-a message authentication code over both. Its key is derived from a private key of whoever judges.
+The file is the CBOR array `[schema, policy, registry root, largest root, build, purpose]`, the tags in corpus order, 16 bytes
+each, and a message authentication code over both. Its key is derived from a private key of whoever judges.
 """
 
 import hashlib
@@ -27,13 +27,14 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from attest import cbor
 from attest.attestation import Attestation
 from attest.corpus.digests import DigestTable
+from attest.descriptor import TRAIN
 from attest.errors import CborError, FileRefused
 from attest.files import atomic_write, read_limited
 from attest.keys import public_bytes
 from attest.policy import SignedPolicy
 from attest.registry import Registry
 
-SCHEMA: Final = "dptrain.reading/1"
+SCHEMA: Final = "dptrain.reading/2"
 """Format of the file, and the domain in which its key is derived."""
 
 SUFFIX: Final = ".reading"
@@ -54,21 +55,28 @@ class Context:
     Args:
         registry: Root of the state of the registry that the corpus was judged against.
         largest: Root of the largest state that was known then.
+        purpose: What the contributions were to be used for.
     """
 
     policy: bytes
     registry: bytes
     largest: bytes
     build: str
+    purpose: str = TRAIN
 
     @classmethod
-    def of(cls, signed: SignedPolicy, registry: Registry, largest: Registry | None = None) -> "Context":
+    def of(
+        cls, signed: SignedPolicy, registry: Registry, largest: Registry | None = None, *, purpose: str = TRAIN
+    ) -> "Context":
         """Returns the context of a reading by this program."""
-        return cls(signed.digest, registry.root(), (largest or registry).root(), build_of())
+        return cls(signed.digest, registry.root(), (largest or registry).root(), build_of(), purpose)
 
     def differs_in(self, other: "Context") -> str:
         """Returns the words for the first thing in which another context differs; "" if it does not."""
-        words = ("policy", "state of the registry", "state of the registry as the largest known", "version of this program")
+        words = (
+            *("policy", "state of the registry", "state of the registry as the largest known"),
+            *("version of this program", "purpose"),
+        )
         found = zip(fields(self), words, strict=True)
         return next((word for field, word in found if getattr(self, field.name) != getattr(other, field.name)), "")
 
@@ -104,13 +112,17 @@ class Verified:
     them, byte for byte. Others are confused with them with probability at most n^2 / 2^129 for n of them, whoever chose them,
     since nobody without the key can compute a tag.
 
+    Args:
+        key: 32 secret bytes, fresh ones without. tags: What verified before, under that key.
+        purpose: What passes is to be used for; a gate takes what was remembered for its own purpose alone.
+
     Attributes:
         spared: Signatures of the present reading, or of the last one, that were verified before.
         checked: Attestations of it that passed and had to be verified.
     """
 
-    def __init__(self, key: bytes | None = None, tags: bytes = b"") -> None:
-        """Begins with these tags under a key of 32 secret bytes, a fresh one without."""
+    def __init__(self, key: bytes | None = None, tags: bytes = b"", *, purpose: str = TRAIN) -> None:
+        self.purpose = purpose
         self._keyed = hashlib.blake2b(digest_size=TAG_SIZE, key=secrets.token_bytes(32) if key is None else key)
         self._tags = tags
         self._fresh, self._seen = bytearray(), bytearray()
@@ -174,9 +186,10 @@ class KeptReading(Verified):
     """Keeps attestations that verified in a file from one process to the next.
 
     Guarantee: what the file says is believed only if somebody with the private key wrote it, under this policy, these states of
-    the registry and this build; the key of each tag is derived from all of these. A file that was changed in any byte, that
-    another key wrote, or that is stale counts as none: everything is verified, and `told` says why. Whoever can write the file
-    and has no key can only cost time; an older file of the same context that is put back says what is still true.
+    the registry, this build and for this purpose; the key of each tag is derived from all of these. A file that was changed in
+    any byte, that another key wrote, or that is stale counts as none: everything is verified, and `told` says why. Whoever can
+    write the file and has no key can only cost time; an older file of the same context that is put back says what is still
+    true.
 
     What is trusted: the holder of the private key, who could have the gate pass anything without this file. No auditor believes
     it: exports hold what contributors signed, and every signature is verified from there.
@@ -194,7 +207,8 @@ class KeptReading(Verified):
         self._why = self._unwritten = ""
         self._before = self._kept(context)
         # A tag of one context is none of another.
-        super().__init__(hashlib.blake2b(self._head, key=derived[32:], digest_size=32).digest(), self._before)
+        key = hashlib.blake2b(self._head, key=derived[32:], digest_size=32).digest()
+        super().__init__(key, self._before, purpose=context.purpose)
         self._registry = context.registry
 
     @property
@@ -233,11 +247,12 @@ class KeptReading(Verified):
             self._why = f"since it cannot be read ({error.sentence})"
             return b""
         end = len(data) - MAC_SIZE
-        if end < at or not hmac.compare_digest(self._mac(data[:end]), data[end:]):
+        if type(head) is not list or head[:1] != [SCHEMA]:
+            self._why = "since it was made under another format"
+        elif end < at or not hmac.compare_digest(self._mac(data[:end]), data[end:]):
             self._why = "since something changed it, or another key wrote it"
         elif data[:at] != self._head:
-            differs = context.differs_in(Context(*head[1:])) if head[0] == SCHEMA else "format"
-            self._why = f"since it was made under another {differs}"
+            self._why = f"since it was made under another {context.differs_in(Context(*head[1:]))}"
         return b"" if self._why else data[at:end]
 
     def _mac(self, data: bytes) -> bytes:

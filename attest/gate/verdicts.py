@@ -5,9 +5,9 @@ itself. The merge reads the whole corpus and judges it as a gate does, so its re
 signatures that a shard verified, and nothing else. What hangs on several contributions (repetitions, caps, withdrawals) is
 decided there alone. A shard cannot refuse anything: what did not pass is judged again.
 
-The file is the CBOR array `[schema, policy, registry root, build, corpus, time, shards, number, entries]`, the entries of 17
-bytes each, and a message authentication code over both. Its key is derived from a private key that shards and merge share,
-and that serves for nothing else.
+The file is the CBOR array `[schema, policy, registry root, build, corpus, purpose, time, shards, number, entries]`, the
+entries of 17 bytes each, and a message authentication code over both. Its key is derived from a private key that shards and
+merge share, and that serves for nothing else.
 """
 
 import hashlib
@@ -26,6 +26,7 @@ from attest import cbor
 from attest.attestation import Attestation
 from attest.corpus import Corpus
 from attest.corpus.shards import Extent, Shard, ShardNumber
+from attest.descriptor import TRAIN
 from attest.errors import CborError, FileRefused, VerdictsRefused
 from attest.files import atomic_write, read_limited
 from attest.gate.admission import GateReport
@@ -35,7 +36,7 @@ from attest.keys import public_bytes
 from attest.policy import SignedPolicy
 from attest.registry import Registry
 
-SCHEMA: Final = "dptrain.verdicts/1"
+SCHEMA: Final = "dptrain.verdicts/2"
 """Format of the file, and the domain in which its keys are derived."""
 
 ENTRY_SIZE: Final = TAG_SIZE + 1
@@ -55,6 +56,7 @@ class Setting:
         registry: Root of the registry.
         build: Versions and source of the program (`attest.gate.reading.build_of`).
         corpus: Digest of names and sizes of all files (`attest.corpus.shards.Extent`).
+        purpose: What the contributions are to be used for.
         now: Time of the judgement, in seconds since 1970.
         shards: How many there are.
     """
@@ -63,13 +65,16 @@ class Setting:
     registry: bytes
     build: str
     corpus: bytes
+    purpose: str
     now: int
     shards: int
 
     @classmethod
-    def of(cls, signed: SignedPolicy, registry: Registry, extent: Extent, now: int, shards: int) -> "Setting":
+    def of(
+        cls, signed: SignedPolicy, registry: Registry, extent: Extent, now: int, shards: int, *, purpose: str = TRAIN
+    ) -> "Setting":
         """Returns the setting of this program."""
-        return cls(signed.digest, registry.root(), build_of(), extent.digest, now, shards)
+        return cls(signed.digest, registry.root(), build_of(), extent.digest, purpose, now, shards)
 
     def differs_in(self, other: "Setting") -> tuple[str, str] | None:
         """Returns code and words for the first thing in which another setting differs; None if it does not."""
@@ -84,6 +89,7 @@ _DIFFERS: Final = (
     ("REGISTRY_ROOT", "against another state of the registry; give every shard the same file"),
     ("BUILD", "by another version of this program; install the same one everywhere"),
     ("CORPUS", "over a corpus of other files or sizes; judge the shards of the corpus as it is now"),
+    ("PURPOSE", "for another purpose; judge the shards of each purpose by themselves"),
     ("TIME", "at another time; give every shard the same --now"),
     ("SHARDS", "as a shard of another number of shards; cut the corpus once"),
 )
@@ -135,14 +141,22 @@ class ShardReading(Verified):
     """
 
     def __init__(
-        self, shard: Shard, signed: SignedPolicy, registry: Registry, now: int, path: Path, key: Ed25519PrivateKey
+        self,
+        shard: Shard,
+        signed: SignedPolicy,
+        registry: Registry,
+        now: int,
+        path: Path,
+        key: Ed25519PrivateKey,
+        *,
+        purpose: str = TRAIN,
     ) -> None:
         require_apart(key, registry)
         self.path, self.shard = path, shard.shard
-        self.setting = Setting.of(signed, registry, shard.extent, now, shard.shard.of)
+        self.setting = Setting.of(signed, registry, shard.extent, now, shard.shard.of, purpose=purpose)
         self._key = VerdictKey(key)
         self._entries, self._marked = bytearray(), 0
-        super().__init__(self._key.tags(self.setting))
+        super().__init__(self._key.tags(self.setting), purpose=purpose)
 
     def __len__(self) -> int:
         return len(self._entries) // ENTRY_SIZE
@@ -186,8 +200,9 @@ class MergedReading(Verified):
     """Spares the signatures that shards verified; give it to a gate over the whole corpus as `remember`, then `finish`.
 
     Guarantee: a signature is spared only if a verdict file says that this descriptor, message, opening and content passed,
-    under this policy, registry, build, corpus and time, and somebody with the private key wrote that file, or if `into` spares
-    it. Where `finish` returns, the gate met exactly the attestations that shards 1 to N of N judged, in their order.
+    under this policy, registry, build, corpus, purpose and time, and somebody with the private key wrote that file, or if
+    `into` spares it. Where `finish` returns, the gate met exactly the attestations that shards 1 to N of N judged, in their
+    order.
 
     What is trusted is whoever has the key: they could have the merge pass a forged signature. Nothing else is taken from files.
 
@@ -195,14 +210,15 @@ class MergedReading(Verified):
         paths: Verdict files, in any order. extent: Of the corpus as it is now.
         now: Time that the shards must have been judged at; None for that of the first of them.
         into: What verified before and is to learn what passes, such as the reading kept beside a ledger.
+        purpose: What the contributions are to be used for.
 
     Attributes:
         now: The time of the judgement.
 
     Raises:
         VerdictsRefused: Code FILE, FORMAT, TRUNCATED or KEY, a file or the key cannot be believed; POLICY, REGISTRY_ROOT,
-            BUILD, CORPUS, TIME or SHARDS, it belongs elsewhere; DOUBLED or MISSING, shards are there twice, or not. While the
-            corpus is read, code CORPUS: it is not what a shard judged.
+            BUILD, CORPUS, PURPOSE, TIME or SHARDS, it belongs elsewhere; DOUBLED or MISSING, shards are there twice, or not.
+            While the corpus is read, code CORPUS: it is not what a shard judged.
     """
 
     def __init__(
@@ -215,15 +231,20 @@ class MergedReading(Verified):
         *,
         now: int | None = None,
         into: Verified | None = None,
+        purpose: str = TRAIN,
     ) -> None:
         require_apart(key, registry, into)
+        if into is not None and into.purpose != purpose:
+            sentence = f"the reading that is to learn is of what may {into.purpose}, asked for is {purpose}; give one of that"
+            raise VerdictsRefused("PURPOSE", sentence)
         self._key, self._into = VerdictKey(key), into
         found: dict[int, Path] = {}
         setting: Setting | None = None
         for path in paths:
             file = _read(path, self._key)
             if setting is None:
-                setting = Setting.of(signed, registry, extent, file.setting.now if now is None else now, file.setting.shards)
+                time = file.setting.now if now is None else now
+                setting = Setting.of(signed, registry, extent, time, file.setting.shards, purpose=purpose)
             if (told := setting.differs_in(file.setting)) is not None:
                 raise VerdictsRefused(told[0], f"the verdict file {path} was made {told[1]}")
             if file.number in found:
@@ -240,7 +261,7 @@ class MergedReading(Verified):
         self.setting, self.now = setting, setting.now
         self._paths = [found[number] for number in range(1, setting.shards + 1)]
         self._body, self._place, self._number = b"", 0, 0
-        super().__init__(self._key.tags(setting))
+        super().__init__(self._key.tags(setting), purpose=purpose)
 
     def begin(self, registry: bytes) -> None:
         """Begins a reading of the corpus from its start."""
@@ -331,7 +352,7 @@ def _read(path: Path, key: VerdictKey) -> _File:
     return _File(Setting(*setting), number, data[at:end])
 
 
-_TYPES: Final = [str, bytes, bytes, str, bytes, int, int, int, int]
+_TYPES: Final = [str, bytes, bytes, str, bytes, str, int, int, int, int]
 
 
 def judge_shard(
@@ -345,6 +366,7 @@ def judge_shard(
     now: int,
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
+    purpose: str = TRAIN,
 ) -> GateReport:
     """Judges one shard by itself and writes its verdict file.
 
@@ -353,15 +375,17 @@ def judge_shard(
 
     Args:
         now: One time for all shards. key: Shared with the merge and used for nothing else; not that of the ledger, which
-            belongs on no machine of a cluster. workers, progress: As for `attest.gate.run_gate`.
+            belongs on no machine of a cluster. workers, progress, purpose: As for `attest.gate.run_gate`.
 
     Raises:
         CorpusRefused: Code SHARD or CORPUS_CHANGED. VerdictsRefused: Code FILE, or KEY as `require_apart`. As `run_gate`
             besides.
     """
     part = Shard(corpus, ShardNumber.checked(*shard), Extent.of(corpus))
-    reading = ShardReading(part, signed, registry, now, Path(path), key)
-    report = run_gate(part, signed.policy, registry, now=now, workers=workers, progress=progress, remember=reading)
+    reading = ShardReading(part, signed, registry, now, Path(path), key, purpose=purpose)
+    report = run_gate(
+        part, signed.policy, registry, now=now, workers=workers, progress=progress, remember=reading, purpose=purpose
+    )
     reading.keep()
     return report
 
@@ -378,6 +402,7 @@ def merge_shards(
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
     remember: Verified | None = None,
+    purpose: str = TRAIN,
 ) -> GateReport:
     """Judges the whole corpus, sparing the signatures that its shards verified.
 
@@ -386,12 +411,13 @@ def merge_shards(
 
     Args:
         paths: The verdict files of all shards. now, remember: As `now` and `into` of `MergedReading`. withdrawn, workers,
-            progress: As for `run_gate`.
+            progress, purpose: As for `run_gate`.
 
     Raises:
         VerdictsRefused: As `MergedReading`. As `run_gate` besides.
     """
-    merged = MergedReading(map(Path, paths), signed, registry, Extent.of(corpus), key, now=now, into=remember)
+    extent = Extent.of(corpus)
+    merged = MergedReading(map(Path, paths), signed, registry, extent, key, now=now, into=remember, purpose=purpose)
     report = run_gate(
         corpus,
         signed.policy,
@@ -401,6 +427,7 @@ def merge_shards(
         progress=progress,
         workers=workers,
         remember=merged,
+        purpose=purpose,
     )
     merged.finish()
     return report

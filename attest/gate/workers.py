@@ -21,6 +21,7 @@ import sys
 from collections import deque
 from typing import Any
 
+from attest.descriptor import TRAIN
 from attest.errors import GateFailed, ReasonCode
 from attest.gate.admission import Passed, Refusal
 from attest.gate.checks import Examiner
@@ -55,15 +56,17 @@ class Work:
 
 
 class Workers:
-    """Runs a pool of examining processes; a context manager that ends them. `spare`: whether a worker that ends before it has
-    started is done without."""
+    """Runs a pool of examining processes for one purpose; a context manager that ends them. `spare`: whether a worker that ends
+    before it has started is done without."""
 
-    def __init__(self, count: int, policy: Policy, registry: Registry, now: int, *, spare: bool = False) -> None:
+    def __init__(
+        self, count: int, policy: Policy, registry: Registry, now: int, *, purpose: str = TRAIN, spare: bool = False
+    ) -> None:
         # In a frozen program, the interpreter's path is that program: to start it would run all of it again, and again.
         if not sys.executable or getattr(sys, "frozen", False):
             raise GateFailed("WORKER", "cannot start a worker: there is no Python interpreter to run; judge with one process")
         self._spare = spare
-        setup = pickle.dumps((policy, registry, now))
+        setup = pickle.dumps((policy, registry, now, purpose))
         self._selector = selectors.DefaultSelector()
         self._workers: list[_Worker] = []
         try:
@@ -217,7 +220,8 @@ def serve() -> None:
         setup = _receive(channel)
         if setup is None:
             return
-        examiner = Examiner(*pickle.loads(setup))
+        policy, registry, now, purpose = pickle.loads(setup)
+        examiner = Examiner(policy, registry, now, purpose=purpose)
         _send(channel, marshal.dumps([]))
         while (request := _receive(channel)) is not None:
             parts = iter(marshal.loads(request))

@@ -182,6 +182,28 @@ class DecodingRule(Section):
         optional=True,
     )
 
+    def __post_init__(self) -> None:
+        check_fields(self, PolicyRefused)
+        if self.text_nano > self.max_rho_nano:
+            text, token, most = (
+                f"{nano // 10**9}.{nano % 10**9:09d}" for nano in (self.text_nano, self.token_nano, self.max_rho_nano)
+            )
+            raise PolicyRefused(
+                "RANGE",
+                f"one text of {self.tokens} tokens costs a contribution a rho of {text}, {token} a token, and max_rho is"
+                f" {most}: no text could be paid; raise max_rho, references or temperature, or lower clip_norm or tokens",
+            )
+
+    @property
+    def token_nano(self) -> int:
+        """Returns the rho that one token costs a contribution, C^2 / (2 B^2 tau^2), in 1e-9 rounded up, of whole numbers."""
+        return -(-(10**9) * self.clip_norm_micro**2 // (2 * self.references**2 * self.temperature_micro**2))
+
+    @property
+    def text_nano(self) -> int:
+        """Returns the least rho that one text costs a contribution, in 1e-9: that of its most tokens."""
+        return self.tokens * self.token_nano
+
 
 MAX_WINDOW: Final = 100 * 365 * 86400
 """Most seconds for which an attestation may be valid, whatever a policy says."""
@@ -268,15 +290,15 @@ class ClassRule:
     purposes: tuple[str, ...] = declared(
         10,
         Many(PURPOSE, 1, 3, "purposes", ascending=True),
-        "What contributions of the class may be used for, sorted: `generate`, `query`, `train`. All but `train` is [not built"
-        " yet](#specified-not-built-yet).",
+        "What contributions of the class may be used for, sorted: `generate`, `query`, `train`. A contribution is used for what"
+        " its contributor signed and its class has. `query` is [not built yet](#specified-not-built-yet).",
         default=(TRAIN,),
         optional=True,
     )
     generation: DecodingRule | None = declared(
         11,
         Inline(DecodingRule, "decoding-rule", "generation", "{ references = 7, ... }"),
-        "How texts are generated from contributions. [Not built yet](#specified-not-built-yet).",
+        "How texts are generated from contributions: a table with the keys below.",
         default=None,
         optional=True,
         rule="exactly where 10 has generate",
@@ -349,7 +371,6 @@ class ClassRule:
         """Returns the words of the class that a version may not serve, with their keys."""
         stated = {
             "reads.set": self.reads and self.reads.patterns,
-            "generation": self.generation,
             "query": self.query,
         }
         return [

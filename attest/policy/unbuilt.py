@@ -27,8 +27,7 @@ UNBUILT: Final[Mapping[str, Mapping[str, str]]] = {
         "fixed_size_cyclic": "turns of a fixed number of contributions",
     },
     "reads.set": {ANY: "a forward that reads a part of the model outside of adapters alone"},
-    "purposes": {"generate": "generation from contributions", "query": "queries that contributions answer"},
-    "generation": {ANY: "generation from contributions"},
+    "purposes": {"query": "queries that contributions answer"},
     "query": {ANY: "queries that contributions answer"},
 }
 """Words that no policy may say yet, by the key under which they stand, each with what it will mean."""

@@ -34,7 +34,7 @@ OPEN = Policy.from_toml(TEXT.format(disclosure="occurrences_public"))
 ONE = 1 << 20
 DIGEST = bytes(range(32))
 DECODING = DecodingRule(
-    references=7, clip_norm_micro=659_000, temperature_micro=1_200_000, tokens=500, max_rho_nano=250_000_000, top_k=50
+    references=7, clip_norm_micro=659_000, temperature_micro=1_200_000, tokens=500, max_rho_nano=2_000_000_000, top_k=50
 )
 
 
@@ -57,9 +57,7 @@ WORDS = {
     ("sampling.order", "fixed_size_cyclic"): draws("fixed_size_cyclic", Sizes(sizes=(16,)), "occurrences_public"),
     ("reads.set", "*"): with_class(reads=ReadRule(adapters=("clinic",), patterns=("text_model.*",)))
     | {"isolation_required": True},
-    ("purposes", "generate"): with_class(purposes=("generate", "train"), generation=DECODING),
     ("purposes", "query"): with_class(purposes=("query",), query=replace(DECODING, top_k=None)),
-    ("generation", "*"): with_class(purposes=("generate",), generation=DECODING),
     ("query", "*"): with_class(purposes=("query", "train"), query=DECODING),
 }
 """A policy for every word that is refused by name."""

@@ -109,7 +109,7 @@ def test_the_file_is_for_its_owner_alone_and_written_again_only_when_something_c
     assert reader.path.stat().st_ino != before and reader.reading.told == ""
 
 
-@pytest.mark.parametrize("field", [field.name for field in fields(Context)])
+@pytest.mark.parametrize("field", [field.name for field in fields(Context) if field.name != "purpose"])
 def test_under_any_other_context_all_is_verified_again_with_a_line_that_says_why(reader, field):
     before = getattr(reader.context(), field)
     other = reader.context(**{field: before + "." if isinstance(before, str) else bytes(32)})

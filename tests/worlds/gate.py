@@ -123,7 +123,7 @@ class GateWorld:
         """An attestation of the valid descriptor with some fields changed, properly signed."""
         return self.sign(replace(self.descriptor, **changes))
 
-    def judge(self, attestation, *, content=CONTENT, now=NOW, seen=None, policy=None, registry=None):
+    def judge(self, attestation, *, content=CONTENT, now=NOW, seen=None, policy=None, registry=None, **options):
         """The gate's outcome."""
         return decide(
             attestation,
@@ -132,6 +132,7 @@ class GateWorld:
             registry=registry or self.registry,
             now=now,
             seen=Seen() if seen is None else seen,
+            **options,
         )
 
     def code(self, attestation, **options):
