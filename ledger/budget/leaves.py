@@ -1,7 +1,8 @@
 """Defines the leaves of a budget log, `dptrain.budget/1`, and the strict CBOR that they are hashed as.
 
-A unit stands in a leaf by a keyed hash alone (`ledger.budget.units`), so an export names nobody. Kinds begin at 32, so that no
-leaf of a budget log reads as one of a run. Amounts are whole numbers of 1e-9 of rho, the parameter of zero-concentrated
+A user, a corpus or a session stands in a leaf by a keyed hash alone (`ledger.budget.units`), so an export names nobody; a
+contribution stands by the digest of its descriptor, which a ledger shows too. Kinds begin at 32, so that no leaf of a budget
+log reads as one of a run. Amounts are whole numbers of 1e-9 of rho, the parameter of zero-concentrated
 differential privacy (Bun and Steinke, "Concentrated Differential Privacy", 2016, Definition 1.1).
 """
 
@@ -41,7 +42,10 @@ ACCOUNTANT: Final = "zcdp-filter/1"
 USER: Final = "user"
 CORPUS: Final = "corpus"
 SESSION: Final = "session"
-UNITS: Final = (CORPUS, SESSION, USER)
+CONTRIBUTION: Final = "contribution"
+UNITS: Final = (CONTRIBUTION, CORPUS, SESSION, USER)
+ABOVE_SESSIONS: Final = (CORPUS, USER)
+"""Kinds of units that a session may stand under."""
 
 NANO: Final = Count(0, MAX_UINT, "uint63", "1e-9")
 NANO_ABOVE_0: Final = Count(1, MAX_UINT, "above0", "1e-9")
@@ -101,7 +105,7 @@ class Header(Checked):
     log_vkey: str = declared(5, LOG_VKEY, "Verifier key of the log.")
     log_id: bytes = declared(6, REQUEST, "Random, so that no two logs have one header.")
     accountant: str = declared(7, OneOf((ACCOUNTANT,), "ACCOUNTANT"), "How charges add up.")
-    caps: tuple[Cap, ...] = declared(8, Array(Row(Cap), 1, 3), "Caps, by kind of unit in ascending order, each once.")
+    caps: tuple[Cap, ...] = declared(8, Array(Row(Cap), 1, len(UNITS)), "Caps, by kind of unit in ascending order, each once.")
     mechanisms: tuple[Mechanism, ...] = declared(
         9, Array(Row(Mechanism), 1, 200), "Mechanisms, by name in ascending order, each once."
     )
@@ -142,7 +146,7 @@ class Reserve(Entry):
     KIND: ClassVar = 32
     CDDL: ClassVar = "budget-reserve"
     unit: str = declared(3, UNIT, "Kind of the unit that pays.")
-    account: bytes = declared(4, ACCOUNT, "The unit, as a keyed hash.")
+    account: bytes = declared(4, ACCOUNT, "The unit: a keyed hash, or of a contribution its digest.")
     parent_unit: str | None = declared(
         5, UNIT, "Kind of the unit of a session, which pays too; else null.", nil=True, needs="parent"
     )
@@ -156,7 +160,7 @@ class Reserve(Entry):
         check_fields(self, LeafRefused)
         if self.cost > MAX_UINT:
             raise LeafRefused("RANGE", f"a reservation costs {self.cost} of 1e-9 rho; expected at most {MAX_UINT}")
-        if (self.unit == SESSION) is not (self.parent is not None) or self.parent_unit == SESSION:
+        if (self.unit == SESSION) is not (self.parent is not None) or self.parent_unit not in (None, *ABOVE_SESSIONS):
             sentence = f"a {self.unit} under {self.parent_unit or 'nothing'}"
             raise LeafRefused("PARENT", f"{sentence}: a session stands under a user or a corpus, and nothing else under any")
 
@@ -201,7 +205,7 @@ class Notice(Entry):
     KIND: ClassVar = 35
     CDDL: ClassVar = "budget-notice"
     unit: str = declared(3, UNIT, "Kind of the unit.")
-    account: bytes = declared(4, ACCOUNT, "The unit, as a keyed hash.")
+    account: bytes = declared(4, ACCOUNT, "The unit: a keyed hash, or of a contribution its digest.")
     percent: int = declared(5, EVENT, "The threshold; 0 for the first refusal.")
     spent_nano: int = declared(6, NANO, "What it has spent, reservations included.")
 

@@ -18,6 +18,7 @@ import hashlib
 import os
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -86,7 +87,8 @@ class BudgetSpec:
     """Says what a new budget log rests on.
 
     Attributes:
-        caps: (epsilon in 1e-6, delta in 1e-12) by kind of unit: ``user``, ``corpus``, and ``session`` only beside one of these.
+        caps: (epsilon in 1e-6, delta in 1e-12) by kind of unit: ``user``, ``corpus``, ``contribution``, and ``session`` only
+            beside one of these.
         mechanisms: what releases cost (`ledger.budget.rho`).
         thresholds: percentages at which the privacy officer is told.
         beside: training ledgers that the budget stands beside.
@@ -140,12 +142,23 @@ class _Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class _AskedEach:
+    """Holds what `BudgetLog.reserve_each` was asked for: all of it, or nothing."""
+
+    each: tuple[_Asked, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Ended:
     """Holds what `BudgetLog.commit` was asked for."""
 
     reserved: int
     computed: int
     now: int | None
+
+
+_Wanted = _Asked | _AskedEach | _Ended
+_Given = Reservation | list[Reservation] | Commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +193,7 @@ class BudgetLog:
         self._root = (1, self._frontier.root())
         self._roots = dict([self._root])  # of the sizes that were signed
         self._later: dict[int, Commit] = {}
-        self._together: GroupCommit[_Asked | _Ended, Reservation | Commit] = GroupCommit(self._serve_all)
+        self._together: GroupCommit[_Wanted, _Given] = GroupCommit(self._serve_all)
 
     @classmethod
     def create(
@@ -324,12 +337,43 @@ class BudgetLog:
         Raises:
             BudgetExhausted: a cap would be passed; nothing is charged. LeafRefused: no such mechanism, or a wrong value.
         """
-        known = self.header.mechanism(mechanism)
-        each = (known.rho_nano if known is not None else 1) if rho_nano is None else rho_nano
         name = secrets.token_bytes(16) if request is None else request
         self._require_own_process()
-        paid = self._together.ask(_Asked(unit, mechanism, releases, each, name, now))
+        paid = self._together.ask(_Asked(unit, mechanism, releases, self._rho_of(mechanism, rho_nano), name, now))
         assert isinstance(paid, Reservation)
+        return paid
+
+    def reserve_each(
+        self,
+        units: Sequence[Unit],
+        mechanism: str,
+        releases: int,
+        *,
+        rho_nano: int | None = None,
+        now: int | None = None,
+    ) -> list[Reservation]:
+        """Pays for the same releases from several units at once, as a text does from every contribution that it has.
+
+        Guarantee: when it returns, every unit has paid, durably, with one turn and its syncs for all of them. Where it is
+        refused none has, and no failure leaves some of the reservations in the log without the others.
+
+        Args:
+            units: who pays, each once. mechanism, releases, rho_nano: as of `reserve`, for each of them.
+
+        Returns:
+            A reservation for each unit, in their order.
+
+        Raises:
+            BudgetExhausted: one of the units would pass its cap. LeafRefused: code UNITS, none is given or one twice; else as
+                `reserve`.
+        """
+        if not units or len(set(units)) != len(units):
+            raise LeafRefused("UNITS", f"{len(units)} units pay together, expected one or more, each once")
+        each = self._rho_of(mechanism, rho_nano)
+        self._require_own_process()
+        asked = tuple(_Asked(unit, mechanism, releases, each, secrets.token_bytes(16), now) for unit in units)
+        paid = self._together.ask(_AskedEach(asked))
+        assert isinstance(paid, list)
         return paid
 
     def commit(self, reservation: Reservation | int, computed: int, *, now: int | None = None) -> None:
@@ -450,12 +494,24 @@ class BudgetLog:
         if os.getpid() != self._process:
             raise LedgerClosed("FORKED", "this log was opened before the process was forked; open it in each process")
 
-    def _serve_all(self, group: "list[_Asked | _Ended]") -> "list[Reservation | Commit | LedgerError]":
+    def _rho_of(self, mechanism: str, asked: int | None) -> int:
+        """Returns the rho of a release: what was asked for, else that of the header."""
+        known = self.header.mechanism(mechanism)
+        return (known.rho_nano if known is not None else 1) if asked is None else asked
+
+    def _serve_all(self, group: "list[_Wanted]") -> "list[_Given | LedgerError]":
         """Judges what threads asked for in order, in one turn; returns what each is told, once all of it is durable."""
-        answers: list[Reservation | Commit | LedgerError] = []
+        answers: list[_Given | LedgerError] = []
         with self._guarded(), self._turn("reserving") as append:
             for asked in group:
-                answers.append(self._end(asked, append) if isinstance(asked, _Ended) else self._reserve(asked, append))
+                match asked:
+                    case _Ended():
+                        answers.append(self._end(asked, append))
+                    case _AskedEach():
+                        answers.append(self._reserve(asked.each, append))
+                    case _Asked():
+                        paid = self._reserve((asked,), append)
+                        answers.append(paid[0] if isinstance(paid, list) else paid)
         return answers
 
     def _end(self, asked: _Ended, append: Callable[[Leaf], None]) -> Commit | LeafRefused:
@@ -466,19 +522,29 @@ class BudgetLog:
             return error
         return leaf
 
-    def _reserve(self, asked: _Asked, append: Callable[[Leaf], None]) -> Reservation | LedgerError:
-        try:
-            leaf = self._leaf_of(asked)
-            self._state.check_reserve(leaf)
-        except LeafRefused as error:
-            return error
-        except BudgetExhausted as error:
-            self._tell_refused(asked.unit, error, leaf.time, append)
-            return error
-        append(leaf)
-        while due := next(self._state.due(), None):
-            append(Notice(self._state.size, leaf.time, *due))
-        return Reservation(leaf.seq, leaf.releases, leaf.rho_nano, leaf.request)
+    def _reserve(self, together: tuple[_Asked, ...], append: Callable[[Leaf], None]) -> list[Reservation] | LedgerError:
+        """Appends the reservations of all, or of none: each is judged as if those before it were paid, before any is."""
+        leaves: list[Reserve] = []
+        planned: Counter[bytes] = Counter()
+        for asked in together:
+            try:
+                leaf = self._leaf_of(asked)
+                self._state.check_reserve(leaf, planned)
+            except LeafRefused as error:
+                return error
+            except BudgetExhausted as error:
+                self._tell_refused(asked.unit, error, leaf.time, append)
+                return error
+            leaves.append(leaf)
+            planned.update(dict.fromkeys([account for account in (leaf.account, leaf.parent) if account], leaf.cost))
+        made = []
+        for leaf in leaves:
+            leaf = replace(leaf, seq=self._state.size)
+            append(leaf)
+            while due := next(self._state.due(), None):
+                append(Notice(self._state.size, leaf.time, *due))
+            made.append(Reservation(leaf.seq, leaf.releases, leaf.rho_nano, leaf.request))
+        return made
 
     def _leaf_of(self, asked: _Asked) -> Reserve:
         unit, above, time = asked.unit, asked.unit.parent, self._time(asked.now)

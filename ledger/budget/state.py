@@ -4,7 +4,7 @@ Writers, readers and auditors hold a log to the same rules here. No sum is store
 leaves up again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from attest.schema.plain import utc
@@ -87,8 +87,9 @@ class BudgetState:
                 self.epochs += 1
         self.size, self.last_time = leaf.seq + 1, leaf.time
 
-    def check_reserve(self, leaf: Reserve) -> None:
-        """Checks a reservation against mechanisms and caps; raises as `apply`, and changes nothing."""
+    def check_reserve(self, leaf: Reserve, planned: Mapping[bytes, int] | None = None) -> None:
+        """Checks a reservation against mechanisms and caps; raises as `apply`, and changes nothing. `planned`: what units
+        are to pay before it, by reservations that were checked and do not stand there yet."""
         mechanism = self.header.mechanism(leaf.mechanism)
         if mechanism is None:
             known = ", ".join(item.name for item in self.header.mechanisms)
@@ -105,16 +106,17 @@ class BudgetState:
             if known_account is not None and (known_account.unit, known_account.parent) != (unit, parent):
                 raise LeafRefused("ACCOUNT", f"a {known_account.unit} pays as {unit}, or under another", seq=leaf.seq)
             cap, spent = self.header.cap(unit), self.spent(account)
+            asked = leaf.cost + (planned or {}).get(account, 0)
             capped |= cap is not None and unit != SESSION
-            if cap is not None and spent + leaf.cost > cap:
+            if cap is not None and spent + asked > cap:
                 raise BudgetExhausted(
                     "EXHAUSTED",
-                    f"the {unit} has spent {spent} of {cap} (1e-9 rho), and the request costs {leaf.cost}; nothing may be "
+                    f"the {unit} has spent {spent} of {cap} (1e-9 rho), and the request costs {asked}; nothing may be "
                     "computed for it, and what is spent does not come back",
                     unit=unit,
                     spent=spent,
                     cap=cap,
-                    asked=leaf.cost,
+                    asked=asked,
                 )
         if not capped:
             kinds = " or ".join(cap.unit for cap in self.header.caps if cap.unit != SESSION)

@@ -3753,7 +3753,7 @@ def verify(folder, keys=(), owner_key=None, earlier=(), withdrawals=None, requir
 
 # --- Budgets ----------------------------------------------------------------------------------------------------------
 
-UNIT = word("corpus", "session", "user")
+UNIT = word("contribution", "corpus", "session", "user")
 BUDGET_LEAVES = {
     0: (
         word("dptrain.budget/1"), words(200), words(400), blob(16), word("zcdp-filter/1"),
@@ -3790,7 +3790,8 @@ def read_budget_leaf(data):
         need(VerifierKey(fields[2], 1).name == fields[1], "LOG_KEY", "another name")
     if kind == 32:
         unit, _, above, parent, _, releases, rho, _ = fields
-        need((above is None) == (parent is None) == (unit != "session") and above != "session", "PARENT", unit)
+        need((above is None) == (parent is None) == (unit != "session"), "PARENT", unit)
+        need(above not in ("session", "contribution"), "PARENT", above)
         need(releases * rho < 2**63, "RANGE", "cost")
     return seq, kind, moment, fields
 
@@ -3866,7 +3867,9 @@ def balances_root(spent):
 
 
 def budget_unit(secret, names):
-    """Return the hash of a unit: HMAC by RFC 2104, written out."""
+    """Return the hash of a unit: HMAC by RFC 2104, written out; a contribution's is its digest."""
+    if names[0] == "contribution":
+        return bytes.fromhex(names[1])
     key = secret.ljust(64, b"\0")
     inner = sha256(bytes(byte ^ 0x36 for byte in key), *(name.encode() + b"\0" for name in names))
     return sha256(bytes(byte ^ 0x5C for byte in key), inner)

@@ -26,7 +26,7 @@ class BudgetMeter:
     """Reserves for the units of one text: the corpus, or every contribution that it has a reference of.
 
     Guarantee: `reserve` returns only when the reservations of all units are durable and their budgets hold them; where one does
-    not, those of the others are ended at nothing, since nothing was computed.
+    not, none of the others has paid. All of them pay in one turn of the log.
 
     The header of the log has the mechanism of `dptrain.inference.invisibleink.plan.mechanism`. With retrieval each query may
     touch every document, so the corpus pays, never a session or a single one.
@@ -51,15 +51,7 @@ class BudgetMeter:
         """
         if " retrieval " in mechanism and any(unit.kind != "corpus" for unit in self.units):
             raise ConfigError("CORPUS_PAYS", "references that are retrieved are paid for by their corpus; give that unit")
-        made: list[Reservation] = []
-        try:
-            for unit in self.units:
-                made.append(self.log.reserve(unit, NAME, releases, rho_nano=nano_rho))
-        except BaseException:
-            for one in made:
-                self.log.settle_later(one, 0)
-            raise
-        return Paid(releases, tuple(made))
+        return Paid(releases, tuple(self.log.reserve_each(self.units, NAME, releases, rho_nano=nano_rho)))
 
     def settle(self, receipt: object, computed: int) -> None:
         """Ends the reservations of a text, with the next turn of the log; what was never computed comes back then.

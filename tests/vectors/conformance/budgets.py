@@ -48,6 +48,9 @@ def invalid() -> Iterator[dict[str, Any]]:
         "a parent without its kind": (reserve, {6: bytes(32)}),
         "a session under nothing": (reserve, {3: "session"}),
         "a session under a session": (reserve, {3: "session", 5: "session", 6: bytes(32)}),
+        "a session under a contribution": (reserve, {3: "session", 5: "contribution", 6: bytes(32)}),
+        "a contribution under a corpus": (reserve, {3: "contribution", 5: "corpus", 6: bytes(32)}),
+        "a short digest": (reserve, {3: "contribution", 4: bytes(31)}),
         "no release": (reserve, {8: 0}),
         "a release for nothing": (reserve, {9: 0}),
         "a release for true": (reserve, {9: True}),
@@ -118,7 +121,8 @@ def log_row(bodies: list[bytes], kept: int) -> dict[str, Any]:
 def units() -> Iterator[dict[str, Any]]:
     """Yields units with the hashes that they have in leaves."""
     secret, anna, letters = bytes(range(32)), Unit("user", "anna"), Unit("corpus", "letters")
-    for unit in (anna, letters, Unit("session", "1", anna), Unit("session", "1", letters), Unit("user", "letters")):
+    sessions, digest = (Unit("session", "1", anna), Unit("session", "1", letters)), Unit("contribution", bytes(range(32)).hex())
+    for unit in (anna, letters, *sessions, Unit("user", "letters"), digest):
         names = [unit.kind, unit.name, *([unit.parent.kind, unit.parent.name] if unit.parent else [])]
         yield {"secret": secret.hex(), "names": names, "hash": unit.hashed(secret).hex()}
 
