@@ -199,7 +199,7 @@ class FromReferences(Table):
                 yield f"generations.{name} has epsilon or clip, one of the two: the other follows from it"
             for key in ("batch", "tokens"):
                 if getattr(self, key) is None:
-                    yield f"generations.{name}.{key} is not set, and has no default: it is public, and never taken from references"
+                    yield f"generations.{name}.{key} is not set: it is public, and never taken from references; give it"
         for label, words in self.labels.items():
             if len(set(words)) != len(words):
                 yield f"generations.{name}.labels.{label} has a word twice; give each once"

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from attest.errors import AttestError
 from dptrain.errors import ConfigError, DptrainError, NotPaid
 from dptrain.inference.he.scheme import EncryptionRefused
+from ledger.budget.leaves import CONTRIBUTION
 from ledger.errors import AccountantError, BudgetExhausted, LedgerBusy, LedgerError, ReleaseRefused, RightsRefused
 
 POLICY_CLOSE: Final = 4403
@@ -20,9 +21,6 @@ POLICY_CLOSE: Final = 4403
 
 MOST_TEXT: Final = 1 << 20
 """Characters of one prompt or message; the limit on the body is usually met first."""
-
-CONTRIBUTION: Final = "contribution"
-"""Kind of the unit that pays for texts from references."""
 
 NO_TEXTS: Final = "no references are left that can pay for a text here; what is spent does not come back"
 
@@ -190,7 +188,9 @@ class Generate(Asked):
     """Is the body of ``POST /v1/dp/generations``: what a text costs, and by which noise it is drawn, is the server's alone."""
 
     generation: Annotated[str, Field(max_length=200, description="As GET /v1/models lists them, with their labels.")]
-    labels: Annotated[dict[Label, Label], Field(max_length=16, description="A word for each label, of the server's lists.")] = {}
+    labels: Annotated[
+        dict[Label, Label], Field(max_length=16, description="A word for each label, out of the server's lists.")
+    ] = {}
     stream: bool = False
     rights: Annotated[
         str | None, Field(max_length=20_000, description="Signed rights envelope, base64url; else the header Dptrain-Rights.")

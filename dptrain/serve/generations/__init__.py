@@ -4,8 +4,3 @@
 * `offered`: what may be asked for; who pays; and whether rows were found to be independent.
 * `drawing`: the tokens of one text, in the turns of the scheduler.
 """
-
-from dptrain.serve.generations.drawing import Drawing
-from dptrain.serve.generations.offered import Generations, Offered
-
-__all__ = ["Drawing", "Generations", "Offered"]

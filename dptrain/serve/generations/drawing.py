@@ -4,6 +4,8 @@ A token is private once it is drawn, so it is sent at once. Nothing of the text 
 entropy of its own.
 """
 
+from collections.abc import Callable
+
 from dptrain.inference.invisibleink.generator import Stream
 
 
@@ -15,12 +17,13 @@ class Drawing:
 
     Attributes:
         computed: tokens so far. text_tokens: those of them that were drawn. prompt: public length of the prompts.
-        finish: why the text ended, None before. accounts: who paid, as the leaves of the log name them.
+        finish: why the text ended, None before.
     """
 
-    def __init__(self, text: Stream, prompt: int, accounts: frozenset[bytes]) -> None:
+    def __init__(self, text: Stream, prompt: int, require: Callable[[], None]) -> None:
+        """``require``: raises once the text may not go on; it is asked before every token."""
         self._text: Stream | None = text
-        self.prompt, self.accounts = prompt, accounts
+        self.prompt, self._require = prompt, require
         self.computed, self.text_tokens = 0, 0
         self.finish: str | None = None
 
@@ -33,6 +36,7 @@ class Drawing:
         """Draws the next token, and returns the text that it completes, which may be empty. Sets `finish` at the end."""
         text = self._text
         assert text is not None, "a text that ended goes on"
+        self._require()
         try:
             found = next(text)
         finally:

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -30,9 +31,9 @@ from dptrain.serve.generations.sources import (
     task_of,
 )
 from dptrain.serve.metrics import Metrics
-from dptrain.serve.wire import CONTRIBUTION, NO_TEXTS, Generate, Refused
+from dptrain.serve.wire import Refused
+from ledger.budget.leaves import CONTRIBUTION
 from ledger.budget.log import BudgetLog
-from ledger.budget.rho import epsilon_of_rho
 from ledger.errors import BudgetExhausted, LeafRefused
 
 LOG = logging.getLogger("dptrain.serve")
@@ -134,10 +135,19 @@ class Offered:
         """Whether texts are drawn now."""
         return self._ink is not None and self.closed is None
 
-    def require_open(self) -> InvisibleInk:
-        """Returns what draws. Raises Refused: 503, code NOT_CHECKED, rows are tested still; or why it was closed."""
+    @property
+    def state(self) -> str:
+        """Says in a word whether it is open, or why not."""
+        return self.closed.code if self.closed is not None else "open" if self.open else "NOT_CHECKED"
+
+    def require_usable(self) -> None:
+        """Raises Refused: 503, it was closed."""
         if self.closed is not None:
             raise self.closed
+
+    def require_open(self) -> InvisibleInk:
+        """Returns what draws. Raises Refused: 503, code NOT_CHECKED, rows are tested still; or why it was closed."""
+        self.require_usable()
         ink = self._ink
         if ink is None:
             sentence = "the rows of this generation are being tested, and no text is drawn before"
@@ -176,9 +186,16 @@ class Offered:
             except NotPrivateUse as error:
                 raise self._close(error) from error
             accounts = frozenset(self._log.account(unit) for unit in meter.units)
-            return Drawing(text, self._lengths[_key(labels)], accounts)
+            return Drawing(text, self._lengths[_key(labels)], partial(self._require, accounts))
         sentence = "other servers are quicker to pay for the references that are left"
         raise Refused(503, "server_busy", "BUSY", f"{sentence}; ask again in a second", after=1)
+
+    def _require(self, accounts: frozenset[bytes]) -> None:
+        """Ends a text of a generation that was closed, or of a contribution that was withdrawn, before its next token."""
+        self.require_usable()
+        if not accounts.isdisjoint(getattr(self._log.state, "withdrawn", frozenset())):
+            sentence = "a contribution of this text was withdrawn while it was computed"
+            raise Refused(403, "rights_refused", "WITHDRAWN", f"{sentence}; ask for another text")
 
     def privacy(self) -> dict[str, Any]:
         """Returns what an answer says of its text."""
@@ -189,8 +206,7 @@ class Offered:
             "delta": self.plan.delta,
             "adjacency": self.plan.adjacency,
             "protects": "one reference",
-            "does_not_protect": "the request, its labels and the task's prompts; what the model was trained on; when and how often"
-            " was asked, and how long a text is",
+            "does_not_protect": "the request with its labels, the prompts of the task, and what the model was trained on",
             "all_texts": {"epsilon": epsilon, "delta": delta},
         }
 
@@ -223,7 +239,7 @@ class Generations:
             for _ in each.words():
                 break
         self._artifacts, self._metrics, self._log = artifacts, metrics, log
-        self._stopped = threading.Event()
+        self._stopped, self._tested = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._check_all, name="check", daemon=True)
 
     def start(self) -> None:
@@ -238,15 +254,15 @@ class Generations:
             raise Refused(404, "invalid_request_error", "GENERATION", f"{sentence}; GET /v1/models lists them")
         return found
 
-    def draw(self, name: str, artifact: str, labels: dict[str, str]) -> Drawing:
-        """Draws by the artifact that rights admit; a model that left memory is loaded, and tested, before. Raises as `Offered`."""
-        offered = self.of(name)
-        offered.require_open() if self._thread.is_alive() else offered.check(self._artifacts.model(artifact))
+    def draw(self, offered: Offered, artifact: str, labels: dict[str, str]) -> Drawing:
+        """Draws by the artifact that rights admit; one that left memory is loaded and tested before. Raises as `Offered`."""
+        if self._tested.is_set():
+            offered.check(self._artifacts.model(artifact))
         return offered.draw(labels)
 
     def problems(self) -> list[str]:
         """Returns which generations are not open, and why; empty once all are."""
-        return [f"generation {each.name}: {each.closed.code if each.closed else 'NOT_CHECKED'}" for each in self.all.values() if not each.open]
+        return [f"generation {each.name}: {each.state}" for each in self.all.values() if not each.open]
 
     def drop(self, artifacts: set[str]) -> None:
         """Lets models go that were withdrawn."""
@@ -263,7 +279,7 @@ class Generations:
                 "epsilon": each.plan.epsilon,
                 "delta": each.plan.delta,
                 "refused": self._metrics.refused_texts(each.name),
-                "state": "open" if each.open else each.closed.code if each.closed else "NOT_CHECKED",
+                "state": each.state,
             }
             for each in self.all.values()
         ]
@@ -282,6 +298,7 @@ class Generations:
                 except Exception as error:
                     raise each._close(error) from error
                 each.check(served)
+        self._tested.set()
 
 
 def _key(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

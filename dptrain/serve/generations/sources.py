@@ -7,9 +7,7 @@ log's header: with another salt each of them would have a new budget.
 
 import hashlib
 import time
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from attest.corpus import open_corpus
@@ -24,10 +22,10 @@ from dptrain.inference.invisibleink.partition import SALT_SIZE, fresh_salt
 from dptrain.inference.invisibleink.plan import Plan, mechanism
 from dptrain.inference.invisibleink.references import References
 from dptrain.inference.invisibleink.tasks import Task
-from dptrain.serve.config import Attested, FromReferences, ServeConfig
+from dptrain.serve.config import FromReferences, ServeConfig
 from ledger.budget import Mechanism
 
-_SALTED: Final = "; references are named under the salt of SHA-256 "
+_SALTED: Final = "; salt of ids: SHA-256 "
 
 
 def task_of(name: str, table: FromReferences) -> Task:
@@ -150,4 +148,4 @@ def require_mechanism(config: ServeConfig, stated: Mechanism | None) -> None:
 
 
 def _digest(salt: bytes) -> str:
-    return hashlib.sha256(salt).hexdigest()
+    return hashlib.sha256(salt).hexdigest()[:32]  # the words of a mechanism are few
