@@ -73,6 +73,7 @@ class Offered:
         self._log = log
         self.closed: Refused | None = None
         self._ink: InvisibleInk | None = None
+        self._dropped = False
         self._lengths: dict[tuple[tuple[str, str], ...], int] = {}
         self._checking = threading.Lock()
 
@@ -123,22 +124,19 @@ class Offered:
                         tested.add(length)
             except Exception as error:
                 raise self._close(error) from error
-            self._ink = ink
+            self._ink, self._dropped = ink, False
             LOG.info("generation %s is open: rows of %d lengths are independent", self.name, len(tested))
 
     def forget(self) -> None:
-        """Lets the model go; another one is tested before it draws."""
-        self._ink = None
+        """Lets the model go, as it was withdrawn; should rights admit it again, it is tested before it draws."""
+        self._ink, self._dropped = None, True
 
     @property
-    def open(self) -> bool:
-        """Whether texts are drawn now."""
-        return self._ink is not None and self.closed is None
-
-    @property
-    def state(self) -> str:
-        """Says in a word whether it is open, or why not."""
-        return self.closed.code if self.closed is not None else "open" if self.open else "NOT_CHECKED"
+    def problem(self) -> str | None:
+        """Returns why it draws no texts now, None where it does; a model that was withdrawn is no problem of the server."""
+        if self.closed is not None:
+            return self.closed.code
+        return None if self._ink is not None or self._dropped else "NOT_CHECKED"
 
     def require_usable(self) -> None:
         """Raises Refused: 503, it was closed."""
@@ -262,7 +260,7 @@ class Generations:
 
     def problems(self) -> list[str]:
         """Returns which generations are not open, and why; empty once all are."""
-        return [f"generation {each.name}: {each.state}" for each in self.all.values() if not each.open]
+        return [f"generation {each.name}: {each.problem}" for each in self.all.values() if each.problem is not None]
 
     def drop(self, artifacts: set[str]) -> None:
         """Lets models go that were withdrawn."""
@@ -279,7 +277,7 @@ class Generations:
                 "epsilon": each.plan.epsilon,
                 "delta": each.plan.delta,
                 "refused": self._metrics.refused_texts(each.name),
-                "state": each.state,
+                "problem": each.problem,
             }
             for each in self.all.values()
         ]
