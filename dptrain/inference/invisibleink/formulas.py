@@ -238,6 +238,15 @@ def sensitivity_of(adjacency: str) -> int:
     return ADJACENCIES[adjacency]
 
 
+def require_mean(aggregation: str) -> None:
+    """Refuses every aggregation of references but the mean of clipped differences. Raises AccountantError: code AGGREGATION."""
+    if aggregation == "median":
+        sentence = "one reference moves a median by up to 2C, whatever B is: nothing is divided by B"
+        raise AccountantError("AGGREGATION", f"{sentence}, so a token would cost B^2 times as much or more; take the mean")
+    if aggregation != "mean":
+        raise AccountantError("AGGREGATION", f"references are aggregated by their mean, got {aggregation!r:.40}")
+
+
 def _public(logits: np.ndarray) -> np.ndarray:
     found = np.asarray(logits, dtype=np.float64)
     if found.ndim != 1 or not found.size or not found.max() < np.inf:

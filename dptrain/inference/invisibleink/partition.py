@@ -16,6 +16,33 @@ SALT_SIZE: Final = 16
 """Least bytes of a salt."""
 
 
+PARTITION: Final = "hash"
+"""Name of the way in which batches are formed here: by a salted hash of ids."""
+
+REFUSED_PARTITIONS: Final = {
+    "clusters": "clusters follow from what is in the texts, so that one text moves others from batch to batch",
+    "content": "one text would choose its batch, and with it what others stand beside",
+    "length": "the length of a text is part of it, and one that becomes null would change batches",
+    "label": "a label of the row itself is part of the payload; public labels go beside the references",
+}
+"""Ways to form batches that look at payloads, each with the reason why no parallel composition holds for it."""
+
+
+def require_hashed(partition: str) -> None:
+    """Refuses every way of forming batches that looks at a payload.
+
+    Raises:
+        ConfigError: code PARTITION, with the reason.
+    """
+    if partition == PARTITION:
+        return
+    if partition in REFUSED_PARTITIONS:
+        sentence = f"batches by {partition}: {REFUSED_PARTITIONS[partition]}, and texts would not compose in parallel"
+        raise ConfigError("PARTITION", f"{sentence}; take {PARTITION!r}, a salted hash of public ids")
+    known = ", ".join([PARTITION, *REFUSED_PARTITIONS])
+    raise ConfigError("PARTITION", f"{partition!r:.40} is no way to form batches that is known here ({known}); take {PARTITION!r}")
+
+
 def fresh_salt() -> bytes:
     """Returns a salt from the operating system. Keep it: another salt makes other batches, which do not compose in parallel."""
     return secrets.token_bytes(32)

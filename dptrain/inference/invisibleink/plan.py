@@ -1,11 +1,13 @@
 """Fixes what a text costs before any reference is looked at: clip norm, charge, and the epsilon that is quoted."""
 
+import hashlib
 import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from attest.fixed_point import MICRO, PICO
+from attest.fixed_point import MICRO, PICO, from_micro
+from attest.policy.classes import DecodingRule
 from dptrain.inference.invisibleink import formulas
 from dptrain.inference.invisibleink.formulas import IN_WORDS
 from ledger.accountants.phases import check_delta
@@ -80,6 +82,20 @@ class Plan:
             clip *= 1.0 - 2.0**-40
         return cls(batch, tokens, clip, delta, tau, k, adjacency, records)
 
+    @classmethod
+    def of_rule(cls, rule: DecodingRule, *, delta: float) -> "Plan":
+        """Returns the numbers that a class of a signed policy has for generation, all of them.
+
+        Raises:
+            AccountantError: code CAP, one text costs a contribution more than the rule lets it spend.
+        """
+        clip, tau = from_micro(rule.clip_norm_micro), from_micro(rule.temperature_micro)
+        made = cls(rule.references, rule.tokens, clip, delta, tau, rule.top_k)
+        if made.tokens * made.nano_rho > rule.max_rho_nano:
+            sentence = f"a text of {made.tokens} tokens costs {made.tokens * made.nano_rho} of 1e-9 rho"
+            raise AccountantError("CAP", f"{sentence}, the rule lets a contribution spend {rule.max_rho_nano}: no text fits")
+        return made
+
     @cached_property
     def nano_rho(self) -> int:
         """Charge of one token, in 1e-9 of rho, rounded up."""
@@ -118,7 +134,18 @@ class Plan:
         return self.sentence
 
 
-def mechanism() -> Mechanism:
-    """Returns what the header of a budget log says of this mechanism: each request sets its rho."""
+def mechanism(salt: bytes | None = None) -> Mechanism:
+    """Returns what the header of a budget log says of this mechanism: each request sets its rho.
+
+    Args:
+        salt: by which ids of references become the units that pay (`References.read`); the header pins its SHA-256, so that
+            no other salt makes units that have not spent anything yet.
+    """
     words = "InvisibleInk: a token drawn by the exponential mechanism from public logits moved by clipped differences"
-    return Mechanism(NAME, 1, True, words)
+    pinned = "" if salt is None else f"; {pin(salt)}"
+    return Mechanism(NAME, 1, True, f"{words}{pinned}")
+
+
+def pin(salt: bytes) -> str:
+    """Returns the words that pin a salt in a header."""
+    return f"references named under the salt of SHA-256 {hashlib.sha256(salt).hexdigest()}"

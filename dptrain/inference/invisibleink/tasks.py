@@ -12,6 +12,8 @@ null reference has a prompt of its own: it has to be the public one, byte for by
 on (Property 1). Words in braces that are no label are refused. No text of a reference or label is read as a template.
 """
 
+import hashlib
+import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -117,6 +119,38 @@ class Task:
         """Returns the prompt of a reference without its text: what its length adds to is public. Raises ConfigError: LABELS."""
         mark = "\0"
         return self.render(mark, labels).replace(mark, "")
+
+    def words(self, label: str | None, given: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Returns the public words of a text, by name, from the label of its references and words that are given for all.
+
+        A label is the one word that is not given; where there are more, it reads ``name=word, name=word``. A task without
+        places for words takes any label, which then says only whose references are together.
+
+        Args:
+            label: None where references have none.
+
+        Raises:
+            ConfigError: code LABELS, a word is missing, unknown, or given twice.
+        """
+        found = dict(given or {})
+        open_ = [name for name in self.labels if name not in found]
+        if unknown := sorted(set(found) - set(self.labels)):
+            raise ConfigError("LABELS", f"the task has no place for {', '.join(unknown):.80}; it has {sorted(self.labels)!r:.80}")
+        if label is not None and len(open_) == 1:
+            found[open_[0]] = label
+        elif label is not None and open_:
+            pairs = [part.partition("=") for part in label.split(", ")]
+            found |= {name: word for name, _, word in pairs if name in open_}
+        if missing := [name for name in self.labels if not found.get(name)]:
+            sentence = f"the task has places for {', '.join(missing):.80}"
+            raise ConfigError("LABELS", f"{sentence}, and nothing says the words; give them for all texts, or by public labels")
+        return found
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that the task says, in hex."""
+        said = [getattr(self, name) for name in ("public", "private", "reference_tokens", "system", "opening", "labels")]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
     def _check_places(self) -> None:
         known = set(self.labels)
