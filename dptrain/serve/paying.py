@@ -25,6 +25,7 @@ from dptrain.serve.wire import Refused
 from ledger.accountants.gaussian import epsilon_of_mu
 from ledger.budget import Beside, Header, Mechanism, Notice, Unit
 from ledger.budget.export import export_budget
+from ledger.budget.leaves import CONTRIBUTION
 from ledger.budget.log import Balance, BudgetLog, BudgetSpec, Reservation
 from ledger.budget.notices import told, webhook
 from ledger.errors import LedgerError, LedgerWrongRun
@@ -238,7 +239,8 @@ class Till:
                 last = None
 
     def _say(self, notice: Notice) -> None:
-        LOG.warning("budget notice: %s", told(self.log.header, notice)["sentence"])
+        if notice.unit != CONTRIBUTION:  # of single references no line stands in a log
+            LOG.warning("budget notice: %s", told(self.log.header, notice)["sentence"])
 
 
 def _signer(path: Path, header: Header) -> NoteSigner:

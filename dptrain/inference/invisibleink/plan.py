@@ -148,4 +148,4 @@ def mechanism(salt: bytes | None = None) -> Mechanism:
 
 def pin(salt: bytes) -> str:
     """Returns the words that pin a salt in a header."""
-    return f"references named under the salt of SHA-256 {hashlib.sha256(salt).hexdigest()}"
+    return f"salt of ids: SHA-256 {hashlib.sha256(salt).hexdigest()}"

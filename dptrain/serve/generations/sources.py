@@ -5,15 +5,11 @@ reservation to it. References of the owner's own are named in the log by their i
 log's header: with another salt each of them would have a new budget.
 """
 
-import hashlib
 import time
-from dataclasses import replace
-from typing import Final
 
 from attest.corpus import open_corpus
 from attest.errors import FileRefused
 from attest.files import atomic_write, read_limited
-from attest.fixed_point import MICRO
 from attest.keys import load_public_key
 from attest.policy import ClassRule, open_policy
 from attest.registry import open_registry
@@ -24,8 +20,6 @@ from dptrain.inference.invisibleink.references import References
 from dptrain.inference.invisibleink.tasks import Task
 from dptrain.serve.config import FromReferences, ServeConfig
 from ledger.budget import Mechanism
-
-_SALTED: Final = "; salt of ids: SHA-256 "
 
 
 def task_of(name: str, table: FromReferences) -> Task:
@@ -98,16 +92,8 @@ def plan_of(table: FromReferences, rule: ClassRule | None) -> Plan:
         AccountantError: a number is out of range.
     """
     if rule is not None:
-        signed = rule.generation
-        assert signed is not None
-        return Plan(
-            signed.references,
-            signed.tokens,
-            signed.clip_norm_micro / MICRO,
-            table.delta,
-            signed.temperature_micro / MICRO,
-            signed.top_k,
-        )
+        assert rule.generation is not None
+        return Plan.of_rule(rule.generation, delta=table.delta)
     assert table.batch is not None and table.tokens is not None
     k = table.top_k or None
     if table.clip is not None:
@@ -125,9 +111,8 @@ def mechanism_of(config: ServeConfig) -> Mechanism | None:
     """
     if not config.generations:
         return None
-    found = mechanism()
     given = next((each for each in config.generations.values() if each.attested is None), None)
-    return found if given is None else replace(found, parameters=found.parameters + _SALTED + _digest(salt_of(given)))
+    return mechanism(None if given is None else salt_of(given))
 
 
 def require_mechanism(config: ServeConfig, stated: Mechanism | None) -> None:
@@ -142,10 +127,6 @@ def require_mechanism(config: ServeConfig, stated: Mechanism | None) -> None:
     if stated is None:
         sentence = f"the budget log has no mechanism {asked.name}, by which texts from references are paid"
         raise ConfigError("MECHANISM", f"{sentence}; it was made before there were generations: begin another log")
-    if _SALTED in stated.parameters and stated.parameters != asked.parameters:
+    if stated.parameters not in (asked.parameters, mechanism().parameters):
         sentence = "the budget log names references under another salt, and each would have a new budget"
         raise ConfigError("SALT", f"{sentence}; put the salt back with which the log was made")
-
-
-def _digest(salt: bytes) -> str:
-    return hashlib.sha256(salt).hexdigest()[:32]  # the words of a mechanism are few
