@@ -15,6 +15,7 @@ from dptrain.cli.attest.show import show as show_attestations
 from dptrain.cli.attest.verify import verify as verify_attestations
 from dptrain.cli.check import check
 from dptrain.cli.gate import NoKeptReading, gate
+from dptrain.cli.generate import generate
 from dptrain.cli.inputs import load_training
 from dptrain.cli.options import file_argument, option, wrong_if
 from dptrain.cli.plan import plan
@@ -217,7 +218,7 @@ _group(
     (policy.init, policy.check, policy.noise, policy.sign, policy.show),
 )
 _add(app, (calibrate, account), OWNERS)
-_add(app, (check, gate, plan, train), TRAINERS)
+_add(app, (check, gate, plan, train, generate), TRAINERS)
 _group(
     "ledger",
     KEEPERS,

@@ -108,8 +108,8 @@ class Told(Result):
 
 
 _ORDER = [
-    "quickstart", "attest", "policy", "registry", "calibrate", "account", "check", "gate", "plan", "train", "ledger", "release",
-    "rights", "serve", "demo",
+    "quickstart", "attest", "policy", "registry", "calibrate", "account", "check", "gate", "plan", "train", "generate",
+    "ledger", "release", "rights", "serve", "demo",
 ]  # fmt: skip
 
 _JSON = "dptrain.json"

@@ -40,7 +40,7 @@ def require_hashed(partition: str) -> None:
         sentence = f"batches by {partition}: {REFUSED_PARTITIONS[partition]}, and texts would not compose in parallel"
         raise ConfigError("PARTITION", f"{sentence}; take {PARTITION!r}, a salted hash of public ids")
     known = ", ".join([PARTITION, *REFUSED_PARTITIONS])
-    raise ConfigError("PARTITION", f"{partition!r:.40} is no way to form batches that is known here ({known}); take {PARTITION!r}")
+    raise ConfigError("PARTITION", f"{partition!r:.40} is no way to form batches (known: {known}); take {PARTITION!r}")
 
 
 def fresh_salt() -> bytes:

@@ -139,7 +139,7 @@ def mechanism(salt: bytes | None = None) -> Mechanism:
 
     Args:
         salt: by which ids of references become the units that pay (`References.read`); the header pins its SHA-256, so that
-            no other salt makes units that have not spent anything yet.
+            no other salt makes units that have spent nothing yet.
     """
     words = "InvisibleInk: a token drawn by the exponential mechanism from public logits moved by clipped differences"
     pinned = "" if salt is None else f"; {pin(salt)}"
@@ -148,4 +148,4 @@ def mechanism(salt: bytes | None = None) -> Mechanism:
 
 def pin(salt: bytes) -> str:
     """Returns the words that pin a salt in a header."""
-    return f"salt of ids: SHA-256 {hashlib.sha256(salt).hexdigest()}"
+    return f"ids under salt {hashlib.sha256(salt).hexdigest()}"

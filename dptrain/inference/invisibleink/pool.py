@@ -45,9 +45,16 @@ class Pool:
         """Returns how many batches each label has."""
         return {label: len(found) for label, found in self._batches.items()}
 
-    def number(self, batch: Batch, label: str | None = None) -> int:
-        """Returns the public number of a batch within its label, from 0 on."""
-        return self._batches[label].index(batch)
+    @property
+    def places(self) -> dict[str | None, int]:
+        """Returns at which batch each label goes on."""
+        with self._lock:
+            return dict(self._next)
+
+    def go_on(self, places: "Mapping[str | None, int]") -> None:
+        """Goes on at these batches, as an earlier process would have."""
+        with self._lock:
+            self._next |= {label: places.get(label, 0) % len(found) for label, found in self._batches.items() if found}
 
     def take(self, label: str | None = None) -> tuple[Batch, BudgetMeter]:
         """Returns the next batch of a label, behind the one that was taken last, and what pays for a text of it.
@@ -68,7 +75,7 @@ class Pool:
             start = self._next[label]
             for step in range(len(found)):
                 place = (start + step) % len(found)
-                if self._pays(found[place]):
+                if self._texts(found[place]):
                     self._next[label] = (place + 1) % len(found)
                     return found[place], BudgetMeter(self.log, tuple(one.unit for one in found[place]))
         raise self._exhausted(label, found)
@@ -87,8 +94,13 @@ class Pool:
             try:
                 return ink.stream([one.text for one in batch], meter, labels=labels)
             except BudgetExhausted:
-                if self._pays_now(batch):
+                if self.pays(batch):
                     raise  # not for want of what this pool looks at
+
+    def pays(self, batch: Batch) -> bool:
+        """Tells whether the budgets hold a text of this batch now."""
+        self.log.refresh()
+        return self._texts(batch) > 0
 
     def left(self, label: str | None = None) -> int:
         """Returns how many texts of a label the budgets hold now, where each takes all T tokens; without a cap none is counted
@@ -101,13 +113,6 @@ class Pool:
             return 1
         spent = max(self.log.state.spent(self.log.account(one.unit)) for one in batch)
         return max(0, self._cap - spent) // (self.plan.tokens * self.plan.nano_rho)
-
-    def _pays(self, batch: Batch) -> bool:
-        return self._texts(batch) > 0
-
-    def _pays_now(self, batch: Batch) -> bool:
-        self.log.refresh()
-        return self._pays(batch)
 
     def _exhausted(self, label: str | None, found: list[Batch]) -> BudgetExhausted:
         cap, cost = self._cap or 0, self.plan.tokens * self.plan.nano_rho

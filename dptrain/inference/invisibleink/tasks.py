@@ -135,7 +135,8 @@ class Task:
         found = dict(given or {})
         open_ = [name for name in self.labels if name not in found]
         if unknown := sorted(set(found) - set(self.labels)):
-            raise ConfigError("LABELS", f"the task has no place for {', '.join(unknown):.80}; it has {sorted(self.labels)!r:.80}")
+            sentence = f"the task has no place for {', '.join(unknown):.80}"
+            raise ConfigError("LABELS", f"{sentence}; it has {sorted(self.labels)!r:.80}")
         if label is not None and len(open_) == 1:
             found[open_[0]] = label
         elif label is not None and open_:

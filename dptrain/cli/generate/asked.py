@@ -1,0 +1,198 @@
+"""Turns the options of `dptrain generate` into a task, a plan, references and a budget; without torch."""
+
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from attest.corpus import open_corpus
+from attest.policy import SignedPolicy
+from dptrain.cli.gate import _remember, _withdrawn
+from dptrain.cli.generate.shown import plan_text
+from dptrain.cli.inputs import read_registry, read_signed_policy
+from dptrain.cli.options import wrong_if
+from dptrain.cli.output import counting
+from dptrain.cli.results import Result, Told
+from dptrain.errors import ConfigError
+from dptrain.inference.invisibleink import Plan, Task
+from dptrain.inference.invisibleink.formulas import require_mean
+from dptrain.inference.invisibleink.partition import require_hashed
+from dptrain.inference.invisibleink.references import References
+from dptrain.inference.invisibleink.run.figures import figures
+from dptrain.inference.invisibleink.run.purse import CONTRIBUTION, Purse, cap_of
+from ledger.budget.log import BudgetLog
+from ledger.errors import AccountantError
+from ledger.storage.place import Place
+
+DATA_CLASS: Final = "data-class"
+"""What `--labels` says for the signed data class."""
+
+_OWN: Final = {"epsilon": "--epsilon", "delta": "--delta", "batch": "--batch", "tokens": "--tokens", "tau": "--tau",
+               "top_k": "--top-k"}  # fmt: skip
+"""Numbers that the owner of references gives, and that a signed rule has of attested ones."""
+
+_NEEDED: Final = ("epsilon", "delta", "batch", "tokens")
+
+_ATTESTED: Final = {"class_name": "--class", "owner_key": "--owner-key", "registry": "--registry", "ledger": "--ledger",
+                    "now": "--now"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Holds the options, each under its own name."""
+
+    task: str
+    corpus: list[Path] | None
+    model: str | None
+    references: Path | None
+    epsilon: float | None
+    delta: float | None
+    batch: int | None
+    tokens: int | None
+    out: Path | None
+    tau: float | None
+    top_k: str | None
+    texts: int | None
+    labels: str | None
+    label: str | None
+    word: list[str] | None
+    records: int
+    adjacency: str
+    partition: str
+    aggregation: str
+    budget: Path | None
+    budget_key: Path | None
+    minibatch: int | None
+    dtype: str
+    device: str | None
+    plan: bool
+    one: bool
+    policy: Path | None
+    class_name: str | None
+    owner_key: Path | None
+    registry: Path | None
+    ledger: str | None
+    now: int | None
+    json: bool
+
+    def refuse_wrong_use(self) -> None:
+        """Refuses options that do not go together, and ways of making texts for which no proof holds.
+
+        Raises:
+            typer.BadParameter: wrong use. ConfigError: code PARTITION, LABEL_PRIVATE. AccountantError: code AGGREGATION or
+                ADJACENCY.
+        """
+        require_hashed(self.partition)
+        require_mean(self.aggregation)
+        if self.adjacency == "retrieval":
+            sentence = "the references of a run are fixed beforehand by a salted hash, and nothing is retrieved"
+            raise AccountantError("ADJACENCY", f"{sentence}; --plan says what retrieval would cost, and 'dptrain serve' has it")
+        if self.policy is not None:
+            wrong_if(self.references is not None, "--references are your own, --policy is for attested ones; give one of them")
+            wrong_if(not self.corpus, "with --policy give the corpus: directories, or data with attestations beside them")
+            wrong_if(self.class_name is None, "with --policy give --class, whose generation rule has the numbers")
+            given = [flag for name, flag in _OWN.items() if getattr(self, name) is not None]
+            given += ["--records"] * (self.records != 1) + ["--adjacency"] * (self.adjacency != "zero-out")
+            sentence = "attested references were signed for the numbers of their class"
+            wrong_if(given, f"{sentence}; leave out {' and '.join(given)}")
+            wrong_if(self.labels not in (None, DATA_CLASS), f"attested references have one public label: --labels {DATA_CLASS}")
+        else:
+            wrong_if(bool(self.corpus), "a corpus of attested references goes with --policy; your own go with --references")
+            flags = [flag for name, flag in _ATTESTED.items() if getattr(self, name) is not None]
+            wrong_if(flags, f"{' and '.join(flags)} goes with --policy")
+            missing = [_OWN[name] for name in _NEEDED if getattr(self, name) is None]
+            sentence = "none has a default: all are public, and chosen without looking at references"
+            wrong_if(missing, f"{' and '.join(missing)} missing; {sentence}")
+            if self.labels == DATA_CLASS:
+                sentence = "rows of your own have no signed data class, and what stands in a row is part of the payload"
+                raise ConfigError("LABEL_PRIVATE", f"{sentence}; give a public list of id and label")
+        wrong_if(self.budget_key is not None and self.budget is None, "--budget-key goes with --budget")
+        wrong_if(self.budget is not None and "://" in str(self.budget), "--budget names a file")
+        wrong_if(self.one and self.texts is not None, "--one makes one text more, --texts says how many are there at the end")
+
+    @cached_property
+    def prompts(self) -> Task:
+        """Reads the task. Raises ConfigError: as `Task.read` and `Task.shipped`."""
+        from_file = self.task.endswith(".toml") or Path(self.task).is_file()
+        return Task.read(self.task) if from_file else Task.shipped(self.task)
+
+    @cached_property
+    def words(self) -> dict[str, str]:
+        """Returns the public words of all texts."""
+        found = {}
+        for text in self.word or ():
+            name, given, word = text.partition("=")
+            wrong_if(not (given and name and word), f"{text!r} is not NAME=WORD, for example kind=letter")
+            wrong_if(name in found, f"--word {name} is given twice")
+            found[name] = word
+        return found
+
+    @cached_property
+    def signed(self) -> SignedPolicy | None:
+        """Reads the signed policy; None where references are the owner's own."""
+        return None if self.policy is None else read_signed_policy(self.policy, self.owner_key)
+
+    def rows(self, salt: bytes) -> References:
+        """Reads the references, or judges them at the gate. Raises: as `References.read` and `References.admitted`."""
+        if self.signed is None:
+            wrong_if(self.references is None, "give --references, or --policy with --class and a corpus")
+            return References.read(self.references, salt=salt, labels=self.labels)
+        assert self.policy is not None and self.class_name is not None
+        registry = read_registry(self.policy, self.registry, self.owner_key)
+        corpora = [open_corpus(path) for path in self.corpus or ()]
+        for one in corpora:
+            _remember(registry, one, self.ledger)
+        now = int(time.time()) if self.now is None else self.now
+        with counting("judging"):
+            return References.admitted(
+                corpora, self.signed, registry, self.class_name, now=now, by_data_class=self.labels == DATA_CLASS,
+                withdrawn=_withdrawn(self.ledger, registry),
+            )  # fmt: skip
+
+    @cached_property
+    def numbers(self) -> Plan:
+        """Returns the numbers. Raises AccountantError: one is out of range. ConfigError: code CLASS."""
+        if self.signed is not None:
+            rule = next((one for one in self.signed.policy.classes if one.name == self.class_name), None)
+            if rule is None or rule.generation is None:
+                raise ConfigError("CLASS", f"the policy has no class {self.class_name!r:.80} with a generation rule")
+            return Plan.of_rule(rule.generation, delta=float(self.signed.policy.delta))
+        epsilon, delta, batch, tokens = (getattr(self, name) for name in _NEEDED)
+        top = "50" if self.top_k is None else self.top_k
+        wrong_if(not (top == "all" or (top.isascii() and top.isdigit())), f"--top-k is a whole number or all, got {top!r:.40}")
+        return Plan.for_epsilon(
+            epsilon, delta=delta, batch=batch, tokens=tokens, tau=1.0 if self.tau is None else self.tau,
+            k=None if top == "all" else int(top), adjacency=self.adjacency, records=self.records,
+        )  # fmt: skip
+
+    def purse(self, folder: Path) -> Purse:
+        """Returns where the budget lies."""
+        return Purse.of(folder, self.budget, self.budget_key)
+
+
+def planned(asked: Asked) -> Result:
+    """Returns the figures of `--plan`; nothing is written."""
+    asked.refuse_wrong_use()
+    plan, task = asked.numbers, asked.prompts
+    references, batches = None, None
+    purse = asked.purse(asked.out or Path())
+    known = asked.out is not None or asked.budget is not None
+    if asked.references is not None or asked.signed is not None:
+        references = asked.rows(purse.salt(make=False) if known else bytes(32))
+        for label in references.labels:
+            task.words(label, asked.words)
+        batches = {label: len(rows) for label, rows in references.batches(plan.batch, bytes(32)).items()}
+        if asked.label is not None:
+            batches = {label: count for label, count in batches.items() if label == asked.label}
+    cap = cap_of(plan, references, asked.epsilon) if not (known and purse.log.exists()) else _cap_there(purse.log)
+    data: dict[str, Any] = figures(plan, batches=batches, cap_nano=cap, minibatch=asked.minibatch)
+    if references is not None:
+        data |= {"references": len(references), "refused": dict(references.refused)}
+    return Told(data, plan_text(data))
+
+
+def _cap_there(log: Path) -> int:
+    with BudgetLog.open(Place.of(log), read_only=True) as found:
+        return found.header.cap(CONTRIBUTION) or 0
+

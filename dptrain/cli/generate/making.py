@@ -1,0 +1,129 @@
+"""Makes the texts of `dptrain generate`, shows how far it is, and ends between two tokens when a signal comes."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from attest.schema.plain import visible
+from dptrain.cli.generate.asked import Asked
+from dptrain.cli.generate.shown import made_text
+from dptrain.cli.inputs import load_training
+from dptrain.cli.options import wrong_if
+from dptrain.cli.output import counting
+from dptrain.cli.results import Result, Told
+from dptrain.errors import ConfigError
+from dptrain.inference.invisibleink.pool import Pool
+from dptrain.inference.invisibleink.run import Made, Run, Setting
+from dptrain.inference.invisibleink.run.purse import CONTRIBUTION
+from dptrain.inference.invisibleink.run.run import PUBLIC, prepared
+from dptrain.programs import quiet_libraries
+from dptrain.progress import progress_bar
+from ledger.budget.rho import NANO, epsilon_of_rho
+
+
+def made(asked: Asked) -> Result:
+    """Makes the texts, and returns what was made."""
+    asked.refuse_wrong_use()
+    wrong_if(asked.model is None, "give --model, a folder or a name of the hub; or --plan, which needs none")
+    wrong_if(asked.out is None, "give --out, the folder of the run")
+    assert asked.out is not None
+    plan, task = asked.numbers, asked.prompts
+    folder = prepared(asked.out)
+    purse = asked.purse(folder)
+    salt = purse.salt()
+    references = asked.rows(salt)
+    for label in references.labels:
+        task.words(label, asked.words)
+    references.batches(plan.batch, salt)  # tells what is wrong before a model is loaded
+    models = load_training("dptrain.inference.invisibleink.run.models")
+    quiet_libraries()
+    with counting(f"loading {asked.model}"):
+        model, tokenizer, named = models.load(asked.model, dtype=asked.dtype, device=asked.device)
+    from dptrain.inference.invisibleink import InvisibleInk
+
+    ink = InvisibleInk(model, tokenizer, task, plan, minibatch=asked.minibatch)
+    with purse.open(plan, references, salt, epsilon=asked.epsilon) as log:
+        setting = Setting.of(
+            task, plan, references, task_name=asked.task, model=named, words=asked.words,
+            budget={"name": str(purse.log), "log_key": log.header.log_vkey},
+        )  # fmt: skip
+        with Run(folder, setting, Pool(references, plan, log, salt), purse) as run, _signals() as signals:
+            found = _texts(run, ink, asked, signals)
+            export = None if found.stopped else run.finish()
+        cap = log.header.cap(CONTRIBUTION) or 0
+    rule = None if references.rule is None else references.rule.generation
+    cap = cap if rule is None else min(cap, rule.max_rho_nano)
+    data: dict[str, Any] = {
+        "out": str(folder),
+        "texts": found.texts,
+        "new": found.new,
+        "lost": found.lost,
+        "tokens": found.tokens,
+        "exhausted": found.exhausted,
+        "stopped": found.stopped,
+        "epsilon": plan.epsilon,
+        "epsilon_cap": epsilon_of_rho(cap / NANO, plan.delta),
+        "delta": plan.delta,
+        "guarantee": ink.privacy,
+        "references": len(references),
+        "refused": dict(references.refused),
+        "export": None if export is None else str(export),
+        "key": str(folder / PUBLIC),
+    }
+    short = found.exhausted and (asked.texts is not None or asked.one or not found.texts)
+    return Told(data, made_text(data), signals.code if found.stopped else int(short))
+
+
+def _texts(run: Run, ink: Any, asked: Asked, signals: "_Signals") -> Made:
+    """Makes as many texts as were asked for, with a bar, or with the text itself as it comes."""
+    there = run.texts.whole
+    texts = there + 1 if asked.one else asked.texts
+    if asked.texts is not None and not run.texts.begun:
+        labels = [asked.label] if asked.label is not None else list(run.pool.sizes)
+        most = sum(run.pool.left(label) for label in labels)
+        if asked.texts > most:
+            raise ConfigError("TEXTS", f"{asked.texts} texts were asked for, the budget holds {most} at most; see --plan")
+    how: dict[str, Any] = {"texts": texts, "label": asked.label, "words": asked.words, "stop": signals.came}
+    if asked.one and not asked.json:
+        found = run.generate(ink, **how, piece=_shown)
+        print("\n" * bool(found.new), end="", flush=True)
+        return found
+    total = sum(run.pool.sizes.values()) if texts is None else texts
+    with progress_bar("texts", lambda: total) as progress:
+        return run.generate(ink, **how, told=progress)
+
+
+def _shown(piece: str) -> None:
+    """Prints a piece of a text: nothing in it moves the cursor."""
+    sys.stdout.write(visible(piece, lines=True))
+    sys.stdout.flush()
+
+
+@dataclass
+class _Signals:
+    """Remembers that a signal came, as an exit code; what is under way looks here between two tokens."""
+
+    code: int = 0
+
+    def came(self) -> bool:
+        return self.code != 0
+
+
+@contextmanager
+def _signals() -> Iterator[_Signals]:
+    """Takes Ctrl-C and a request to end until the end; the same signal a second time ends the program at once."""
+    found = _Signals()
+
+    def note(number: int, frame: object) -> None:
+        found.code = 128 + number
+        signal.signal(number, before[number])
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield found
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

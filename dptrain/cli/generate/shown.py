@@ -1,0 +1,75 @@
+"""Shows the figures of a plan, and what a run made, to a person."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from dptrain.cli.output import counted, table
+from dptrain.cli.results import Shown
+
+_RELATIONS = {
+    "zero-out": "one reference against none",
+    "zero-logits": "its logits against zeros",
+    "replace-one": "one reference against another",
+    "retrieval": "references that are retrieved from a corpus",
+    "k = all": "drawn from all tokens, under this relation",
+}
+
+
+def plan_text(data: dict[str, Any]) -> Iterator[Shown]:
+    """Yields the figures of a plan."""
+    rows: list[tuple[str, str]] = [
+        ("epsilon", f"{_up(data['epsilon'])} at delta {data['delta']:g}, {_relation(data)}"),
+        ("clip norm C", f"{data['clip_norm']:.6g}"),
+        ("rho of a token", f"{data['rho_per_token']:.3g}"),
+        ("rho of a text", f"{data['rho_per_text']:.6g}, of {data['tokens']:,} tokens, however few are drawn"),
+        ("rows per token", f"{data['forward_rows_per_token']} of the model: {data['batch']} references, and one without"),
+    ]
+    if _up(data["epsilon_cap"]) != _up(data["epsilon"]):
+        rows.insert(1, ("all texts of it", f"epsilon {_up(data['epsilon_cap'])}: what the budget lets each reference spend"))
+    if "texts_at_most" in data:
+        whose = counted(data["references"], "reference")
+        rows.append(("texts at most", f"{data['texts_at_most']:,}, of {data['batches']:,} batches of {whose}"))
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        yield f"{name:{width}}   {value}"
+    by_label = data.get("references_by_label", [])
+    if any(one["label"] is not None for one in by_label):
+        grid = table("label", "batches", "texts at most")
+        for one in by_label:
+            grid.add_row(one["label"], f"{one['batches']:,}", f"{one['texts_at_most']:,}")
+        yield grid
+    grid = table("the same clip norm", "epsilon", "between")
+    grid.columns[2].justify = "left"
+    for name, value in data["epsilon_under"].items():
+        base, _, group = name.partition(", ")
+        between = _RELATIONS[base] + (f", all {group.removesuffix(' of one person')} of one person" if group else "")
+        grid.add_row(name, _up(value), between)
+    yield grid
+    if data.get("refused"):
+        yield "left out: " + ", ".join(f"{count:,} {code}" for code, count in sorted(data["refused"].items()))
+
+
+def made_text(data: dict[str, Any]) -> Iterator[Shown]:
+    """Yields what a run made."""
+    yield f"{counted(data['texts'], 'text')} in {data['out']}, {data['new']:,} of them new; {data['tokens']:,} tokens"
+    if data["lost"]:
+        yield f"{counted(data['lost'], 'text')} cut before the end: spent, and not there"
+    if data["exhausted"]:
+        yield "the budget holds no further text: what is spent does not come back"
+    yield data["guarantee"]
+    if _up(data["epsilon_cap"]) != _up(data["epsilon"]):
+        yield f"over all texts of a reference: epsilon {_up(data['epsilon_cap'])}, which its budget never passes"
+    if data["export"] is not None:
+        yield f"for auditors: dptrain ledger verify {data['export']} --key {data['key']}"
+    else:
+        yield "stopped; the same command goes on"
+
+
+def _relation(data: dict[str, Any]) -> str:
+    whose = f", {data['records']} of one person at once" if data["records"] > 1 else ""
+    return f"{_RELATIONS[data['adjacency']]}{whose}"
+
+
+def _up(value: float) -> str:
+    return f"{math.ceil(value * 1e4 - 1e-9) / 1e4:.4f}"

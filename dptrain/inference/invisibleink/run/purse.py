@@ -1,0 +1,165 @@
+"""Opens the budget log of a run, with its key and the salt by which ids of references become units of it.
+
+The salt lies beside the log, and the log's header pins it. So who deletes a run's folder, or the salt, has no new money where
+the log lies elsewhere: the same ids are the same units, and another salt is refused.
+"""
+
+import math
+import secrets
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from attest.files import atomic_write, read_limited
+from attest.fixed_point import MICRO, PICO
+from attest.keys import generate, load_private_key, save_private_key
+from dptrain.errors import ConfigError, ResumeRefused
+from dptrain.inference.invisibleink.partition import SALT_SIZE, fresh_salt
+from dptrain.inference.invisibleink.plan import NAME, Plan, mechanism, pin
+from dptrain.inference.invisibleink.references import References
+from ledger.budget.export import export_budget
+from ledger.budget.log import BudgetLog, BudgetSpec
+from ledger.budget.rho import NANO, cap_nano, epsilon_of_rho
+from ledger.note import NoteSigner
+from ledger.storage.place import Place
+
+CONTRIBUTION: Final = "contribution"
+
+
+@dataclass(frozen=True)
+class Purse:
+    """Names the files of a budget: the log, its key, and the salt beside it.
+
+    Attributes:
+        log: the file of the log. key: private; the public one lies beside it (.pub).
+    """
+
+    log: Path
+    key: Path
+
+    @classmethod
+    def of(cls, folder: Path, log: Path | None = None, key: Path | None = None) -> "Purse":
+        """Returns the purse of a run: in its folder, or elsewhere where a log is named."""
+        log = folder / "budget.db" if log is None else log
+        return cls(log, log.with_suffix(".key") if key is None else key)
+
+    @property
+    def salt_file(self) -> Path:
+        """Where the salt lies."""
+        return self.log.with_suffix(".salt")
+
+    @property
+    def public(self) -> Path:
+        """Where the verifier key of the log lies."""
+        return self.key.with_suffix(".pub")
+
+    def salt(self, *, make: bool = True) -> bytes:
+        """Returns the salt of the log; makes one where neither it nor the log is there.
+
+        Args:
+            make: whether a new one is kept; else it is for planning alone.
+
+        Raises:
+            ResumeRefused: code SALT, the log is there and its salt is gone. ConfigError: code SALT, others can read the file,
+                or it is none.
+        """
+        path = self.salt_file
+        if path.exists():
+            found = read_limited(path, 1024, "salt")
+            if stat.S_IMODE(path.stat().st_mode) & 0o077:
+                raise ConfigError("SALT", f"others can read {path}: who knows the salt can tell ids in an export; chmod 600 it")
+            if len(found) < SALT_SIZE:
+                raise ConfigError("SALT", f"{path} has {len(found)} bytes, a salt at least {SALT_SIZE}; restore the file")
+            return found
+        if self.log.exists():
+            sentence = f"{self.log} is there, and the salt {path} is gone"
+            raise ResumeRefused("SALT", f"{sentence}: another one would make units that have spent nothing; restore the file")
+        salt = fresh_salt()
+        if make:
+            atomic_write(path, salt, 0o600)
+        return salt
+
+    def open(self, plan: Plan, references: References, salt: bytes, *, epsilon: float | None = None) -> BudgetLog:
+        """Opens the log, or creates it for this plan.
+
+        Args:
+            epsilon: cap of each contribution, at the plan's delta; None where a signed rule has it.
+
+        Raises:
+            ResumeRefused: code SALT, the log was made for another salt. ConfigError: code BUDGET, it has no cap for
+                contributions, or no such mechanism, or not the rule that admitted these. Else as `BudgetLog.open`.
+        """
+        if not self.log.exists():
+            return self._create(plan, references, salt, epsilon)
+        log = BudgetLog.open(Place.of(self.log))
+        try:
+            self._require(log, references, salt)
+        except BaseException:
+            log.close()
+            raise
+        return log
+
+    def close(self, log: BudgetLog, directory: Path) -> None:
+        """Signs what the log holds, and writes an export of it in place of an earlier one.
+
+        Raises:
+            KeyRefused: the key cannot be read. Else as `BudgetLog.close_epoch` and `export_budget`.
+        """
+        signer = NoteSigner(log.header.origin, load_private_key(self.key))
+        log.close_epoch(signer)
+        made = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}")
+        export_budget(log, made)
+        if directory.exists():
+            old = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.old")
+            directory.rename(old)
+            made.rename(directory)
+            _remove(old)
+        else:
+            made.rename(directory)
+
+    def _create(self, plan: Plan, references: References, salt: bytes, epsilon: float | None) -> BudgetLog:
+        delta = math.floor(plan.delta * PICO)
+        rule = None if references.rule is None else references.rule.generation
+        if rule is None:
+            if epsilon is None:
+                raise ConfigError("EPSILON", "a new budget has a cap: give its epsilon")
+            cap = math.floor(epsilon * MICRO)
+        else:
+            cap = math.ceil(epsilon_of_rho(rule.max_rho_nano / NANO, delta / PICO) * MICRO) + 1
+        if not self.key.exists():
+            save_private_key(self.key, generate(), None)
+        signer = NoteSigner(f"generate/{secrets.token_hex(8)}", load_private_key(self.key))
+        # A contribution that pays for one text has reached every threshold: nobody is told of each.
+        caps, mechanisms = {CONTRIBUTION: (cap, delta)}, [mechanism(salt)]
+        spec = BudgetSpec(caps=caps, mechanisms=mechanisms, thresholds=(), **_rules(references))
+        log = BudgetLog.create(Place.of(self.log), spec, signer)
+        atomic_write(self.public, f"{signer.vkey}\n".encode())
+        return log
+
+    def _require(self, log: BudgetLog, references: References, salt: bytes) -> None:
+        known = log.header.mechanism(NAME)
+        if known is None or log.header.cap(CONTRIBUTION) is None:
+            lacks = "no cap for contributions" if known is not None else f"no mechanism {NAME}"
+            raise ConfigError("BUDGET", f"{self.log} has {lacks}; name a log that 'dptrain generate' made, or a new file")
+        if pin(salt) not in known.parameters:
+            sentence = f"{self.log} was made for another salt than {self.salt_file} holds, or for none"
+            raise ResumeRefused("SALT", f"{sentence}: ids would be units that have spent nothing; restore that salt")
+
+
+def cap_of(plan: Plan, references: References | None, epsilon: float | None) -> int:
+    """Returns the most that a contribution may spend in a new log of this plan, in 1e-9 of rho."""
+    rule = None if references is None or references.rule is None else references.rule.generation
+    if rule is not None:
+        return rule.max_rho_nano
+    return cap_nano(math.floor((epsilon or 0.0) * MICRO), math.floor(plan.delta * PICO))
+
+
+def _rules(references: References) -> dict[str, object]:
+    return {}
+
+
+def _remove(directory: Path) -> None:
+    for path in sorted(directory.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    directory.rmdir()
