@@ -75,12 +75,12 @@ def batches(world: Running) -> list[Any]:
 
 
 def spent(world: Running) -> list[int]:
-    """Returns what the references of each batch have spent, all alike, in tokens."""
+    """Returns what the references of each batch have spent, in tokens; -1 while they are not alike."""
     log = world.service.till.log  # type: ignore[union-attr]
     log.refresh()
     found = []
     for batch in batches(world):
-        (amount,) = {log.state.spent(log.account(one.unit)) for one in batch}
-        assert amount % PLAN.nano_rho == 0
-        found.append(amount // PLAN.nano_rho)
+        amounts = {log.state.spent(log.account(one.unit)) for one in batch}
+        assert all(amount % PLAN.nano_rho == 0 for amount in amounts)
+        found.append(amounts.pop() // PLAN.nano_rho if len(amounts) == 1 else -1)
     return found

@@ -5,6 +5,7 @@ reservation to it. References of the owner's own are named in the log by their i
 log's header: with another salt each of them would have a new budget.
 """
 
+import stat
 import time
 
 from attest.corpus import open_corpus
@@ -50,6 +51,9 @@ def salt_of(table: FromReferences) -> bytes:
     except FileRefused as error:
         sentence = f"the salt {table.salt} cannot be read: {error.sentence}"
         raise ConfigError("SALT", f"{sentence}; --init makes one, and a lost one is in no log: put it back") from error
+    if stat.S_IMODE(table.salt.stat().st_mode) & 0o077:
+        sentence = f"others can read the salt {table.salt}, and tell by it whose reference paid in an export"
+        raise ConfigError("SALT", f"{sentence}; chmod 600 it")
     if len(found) < SALT_SIZE:
         raise ConfigError("SALT", f"the salt {table.salt} has {len(found)} bytes, at least {SALT_SIZE} are needed")
     return found
@@ -127,6 +131,7 @@ def require_mechanism(config: ServeConfig, stated: Mechanism | None) -> None:
     if stated is None:
         sentence = f"the budget log has no mechanism {asked.name}, by which texts from references are paid"
         raise ConfigError("MECHANISM", f"{sentence}; it was made before there were generations: begin another log")
-    if stated.parameters not in (asked.parameters, mechanism().parameters):
+    named = any(each.attested is None for each in config.generations.values())
+    if named and stated.parameters not in (asked.parameters, mechanism().parameters):
         sentence = "the budget log names references under another salt, and each would have a new budget"
         raise ConfigError("SALT", f"{sentence}; put the salt back with which the log was made")
