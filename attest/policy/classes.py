@@ -378,6 +378,11 @@ class ClassRule:
             *((key, "") for key, value in stated.items() if value is not None),
         ]
 
+    @property
+    def trained(self) -> bool:
+        """Tells whether models are trained on contributions of the class."""
+        return TRAIN in self.purposes
+
     def public_length_for(self, tokens: int) -> int | None:
         """Returns the shortest length that the class offers and that holds so many tokens, else its longest; None of none."""
         return next((length for length in self.public_lengths if length >= tokens), max(self.public_lengths, default=None))

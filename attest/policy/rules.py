@@ -8,11 +8,11 @@ bodies of those that old summaries speak for, then their hashes.
 
 import itertools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, ClassVar, Final
 
-from attest.descriptor import MAX_COUNT, MAX_MICRO, Terms
+from attest.descriptor import MAX_COUNT, MAX_MICRO, TRAIN, Terms
 from attest.errors import KeyRefused, PolicyRefused, Refused
 from attest.fixed_point import from_micro
 from attest.keys.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey, parse_verifier_key
@@ -475,6 +475,24 @@ class Policy(Payload):
         """Returns the rule of a class, or None."""
         return next((rule for rule in self.classes if rule.name == name), None)
 
+    def for_training(self) -> "Policy":
+        """Returns the policy as a run of training goes by it: with the classes that are for training, and no others.
+
+        Guarantee: no class of the result lacks `TRAIN` among its purposes; where all have it, the result is this policy. Places
+        of classes, in a ledger and beside it, count these alone.
+
+        Raises:
+            PolicyRefused: Code PURPOSE, no class is for training.
+        """
+        trained = tuple(rule for rule in self.classes if rule.trained)
+        if len(trained) == len(self.classes):
+            return self
+        if not trained:
+            told = ", ".join(f"{rule.name} for {' and '.join(rule.purposes)}" for rule in self.classes)
+            sentence = f"no class of the policy is for training ({told}); add {TRAIN!r} to the purposes of one"
+            raise PolicyRefused("PURPOSE", sentence)
+        return replace(self, classes=trained)
+
     def length_of(self, signed: Terms) -> int | None:
         """Returns the tokens to which every example of a contribution is padded or cut; None where no class offers lengths.
 
@@ -543,6 +561,10 @@ class Policy(Payload):
             )
         if all(rule.public for rule in self.classes):
             sentence = "every class of the policy is public, so that it protects nobody; add a class that is not"
+            raise PolicyRefused("RANGE", sentence)
+        trained = [rule for rule in self.classes if rule.trained]
+        if trained and all(rule.public for rule in trained):
+            sentence = "every class that is for training is public, so that a run protects nobody; add one that is not"
             raise PolicyRefused("RANGE", sentence)
 
     def _check_noise(self) -> None:

@@ -14,6 +14,7 @@ import typer
 
 from attest.corpus import Corpus, Extent, Item, Shard, ShardNumber, open_corpus
 from attest.corpus.records import SUFFIX
+from attest.descriptor import TRAIN
 from attest.errors import KeyRefused, RegistryRefused
 from attest.files import atomic_writer
 from attest.gate import Admitted, Gate, GateReport, ReasonCode, Refused, run_gate
@@ -23,7 +24,7 @@ from attest.keys import generate, load_private_key, save_private_key
 from attest.policy import Policy, SignedPolicy
 from attest.registry import Registry
 from attest.schema.plain import utc, visible
-from dptrain.cli.inputs import OwnerKey, RegistryFile, read_registry, read_signed_policy
+from dptrain.cli.inputs import OwnerKey, Purpose, RegistryFile, read_registry, read_signed_policy
 from dptrain.cli.ledger.place import LedgerKey, StateDirectory, checked, place_of
 from dptrain.cli.options import argument, file_argument, file_option, moment, option, wrong_if
 from dptrain.cli.output import counted, counting, styled, table
@@ -81,7 +82,13 @@ class Sharing:
             wrong_if(not self.verdicts.parent.is_dir(), f"there is no folder {self.verdicts.parent}; make it first")
 
     def reading(
-        self, corpus: Corpus, signed: SignedPolicy, registry: Registry, now: int | None, kept: KeptReading | None
+        self,
+        corpus: Corpus,
+        signed: SignedPolicy,
+        registry: Registry,
+        now: int | None,
+        kept: KeptReading | None,
+        purpose: str = TRAIN,
     ) -> tuple[Iterable[Item], Verified | None]:
         """Returns what to judge and what to remember of it: `kept`, where no shards are judged."""
         if self.key is None:
@@ -89,9 +96,10 @@ class Sharing:
         key = load_private_key(self.key)
         if self.shard is not None and self.verdicts is not None and now is not None:
             part = Shard(corpus, ShardNumber.parse(self.shard), Extent.of(corpus))
-            return part, ShardReading(part, signed, registry, now, self.verdicts, key)
+            return part, ShardReading(part, signed, registry, now, self.verdicts, key, purpose=purpose)
         paths = [path for given in self.merge or () for path in _verdict_files(given)]
-        return corpus, MergedReading(paths, signed, registry, Extent.of(corpus), key, now=now, into=kept)
+        extent = Extent.of(corpus)
+        return corpus, MergedReading(paths, signed, registry, extent, key, now=now, into=kept, purpose=purpose)
 
 
 def _verdict_files(given: Path) -> list[Path]:
@@ -162,6 +170,7 @@ def gate(
     corpus: Annotated[Path, argument("Directory, or one piece of data.", metavar="CORPUS", exists=True)],
     owner_key: OwnerKey = None,
     registry: RegistryFile = None,
+    purpose: Annotated[Purpose, option("What the contributions are to be used for.")] = Purpose.train,
     ledger: Annotated[
         str | None, option("Refuse what was withdrawn in this ledger, a file or a URL.", metavar="LEDGER", callback=checked)
     ] = None,
@@ -182,12 +191,13 @@ def gate(
         int | None, option("Processes that verify signatures; default: one per processor.", min=1, max=1024)
     ] = None,
 ) -> "Judged":
-    """Judge every contribution as training would: admitted per class, refused per reason.
+    """Judge every contribution as training would, or generation: admitted per class, refused per reason.
 
     The corpus is read as a stream, so its size does not matter. No data is changed: training judges again when it starts, goes
-    on with what is admitted, and leaves out the rest. Which state of the registry was used is remembered beside the corpus, and
-    an older one is refused from then on. With a ledger, which signatures verified is kept beside it, under its key; contents
-    are hashed, and all else is judged, at every reading.
+    on with what is admitted, and leaves out the rest. With --purpose generate it admits what texts may be generated from: what
+    was signed for that, in classes of the policy that have it; a reading is kept for training alone. Which state of the
+    registry was used is remembered beside the corpus, and an older one is refused from then on. With a ledger, which signatures
+    verified is kept beside it, under its key; contents are hashed, and all else is judged, at every reading.
 
     Exit code 0 if everything was admitted, 1 if anything was refused, 2 for wrong use. A shard ends with 0 once its verdicts
     are written: what is refused is said by the merge.
@@ -201,6 +211,8 @@ def gate(
     """
     if ledger is not None and made_for is not None:
         raise typer.BadParameter("give --ledger for a run that has begun, or --for for any run; not both")
+    training = purpose is Purpose.train
+    wrong_if(made_for is not None and not training, "--for keeps a reading for a run of training; leave it out, or --purpose")
     sharing = Sharing(shard, verdicts, merge, verdict_key)
     sharing.refuse_wrong_use(now, ledger or made_for)
     keeping = Keeping(made_for or ledger, key, state, make=made_for is not None)
@@ -208,13 +220,15 @@ def gate(
     signed = read_signed_policy(policy, owner_key)
     known = read_registry(policy, registry, owner_key)
     withdrawn = _withdrawn(ledger, known)
-    reading = None if no_kept_reading else keeping.reading(signed, known)
+    # Beside a ledger lies the reading of its run, which trains: another use neither takes nor replaces it.
+    reading = None if no_kept_reading or not training else keeping.reading(signed, known)
     data = open_corpus(corpus)
-    items, remember = sharing.reading(data, signed, known, now, reading)
+    items, remember = sharing.reading(data, signed, known, now, reading, purpose.value)
     moment_of_admission = remember.now if isinstance(remember, MergedReading) else int(time.time()) if now is None else now
-    judging = Gate(signed.policy, known, workers=workers, remember=remember)
+    judging = Gate(signed.policy, known, workers=workers, remember=remember, purpose=purpose.value)
     _remember(known, data, ledger)
-    judged, started = Judged(moment_of_admission, judging.registry_root, reading, remember), time.monotonic()
+    judged = Judged(moment_of_admission, judging.registry_root, reading, remember, purpose=purpose.value)
+    started = time.monotonic()
     # Opened before judging, which may take long: a place that cannot be written is told at once.
     with contextlib.nullcontext() if refusals is None else atomic_writer(refusals) as stream:
         with progress_bar("judging", lambda: attestations_in(corpus)) as progress:
@@ -264,6 +278,7 @@ class Judged(Result):
     reading: KeptReading | None
     shards: Verified | None = None
     seconds: float = 0.0
+    purpose: str = TRAIN
     admitted: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     contributors: Counter[str] = field(default_factory=Counter)
@@ -305,7 +320,8 @@ class Judged(Result):
 
     def text(self) -> Iterator[Shown]:
         admitted, refused = self.admitted.total(), self.refused.total()
-        yield f"{admitted} admitted, {refused} refused, at {utc(self.now)}"
+        use = "" if self.purpose == TRAIN else f" to {self.purpose}"
+        yield f"{admitted} admitted{use}, {refused} refused, at {utc(self.now)}"
         for name, count in sorted(self.admitted.items()):
             yield styled("green", "  admitted", f" {name}: {count}")
         for code, count in sorted(self.refused.items()):
@@ -335,6 +351,7 @@ class Judged(Result):
     def print_json(self) -> None:
         """Prints one JSON object; the list of refusals comes last and is copied line by line, since it may be long."""
         head = {
+            "purpose": self.purpose,
             "now": self.now,
             "registry_root": self.root.hex(),
             "contributors": len(self.contributors),

@@ -5,6 +5,7 @@ import importlib
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, TypeVar
@@ -14,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import keys
 from attest.attestation import Attestation, read_sequence
+from attest.descriptor import BUILT
 from attest.errors import KeyRefused, PolicyRefused
 from attest.keys.signers import AgentSigner, CheckedSigner, LocalSigner
 from attest.policy import Policy, SignedPolicy, open_policy
@@ -25,6 +27,9 @@ from dptrain.errors import ConfigError, how_to_install, is_missing_extra
 from dptrain.planning.figures import SUFFIXES, require_matplotlib
 
 Key = TypeVar("Key")
+
+Purpose = StrEnum("Purpose", BUILT)
+"""Uses of a contribution, as contributors sign them and a corpus is judged for them."""
 
 MemberRecords = Annotated[
     list[Path] | None,

@@ -139,7 +139,8 @@ def plan(
     Example: `dptrain plan policy.toml --layers 12`
     """
     signed = inputs.read_signed_policy(policy, owner_key) if corpus else None
-    rules = signed.policy if signed else inputs.read_policy(policy, owner_key)[0]
+    whole = signed.policy if signed else inputs.read_policy(policy, owner_key)[0]
+    rules = whole.for_training()
     if solve is Quantity.NORMALIZER and target_epsilon:
         sentence = "the normalizer touches no epsilon; leave out --target-epsilon, or solve for another quantity"
         raise typer.BadParameter(sentence)
@@ -159,7 +160,7 @@ def plan(
     keeping, report, kept = Keeping(made_for, key, state, make=True), None, None
     if corpus is not None:
         open_kept = None if no_kept_reading or signed is None else functools.partial(keeping.reading, signed)
-        report, kept = judge(rules, policy, corpus, registry, now, owner_key, open_kept)
+        report, kept = judge(whole, policy, corpus, registry, now, owner_key, open_kept)
     # Admitted ones, corrected by what was given by hand; None if nobody said.
     counts = None if report is None and not by_hand else (report.counts()["admitted"] if report else {}) | by_hand
     if solve is Quantity.NORMALIZER and counts is None:

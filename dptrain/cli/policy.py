@@ -19,9 +19,10 @@ from attest.registry import open_registry
 from attest.schema.rounding import rounded_up
 from dptrain.accounting import unsupported
 from dptrain.cli import inputs
-from dptrain.cli.advice import Case, Consequence, CorpusSize, consequences
+from dptrain.cli.advice import Case, CorpusSize, consequences
 from dptrain.cli.advice.case import admitted, attested
 from dptrain.cli.advice.findings import check_text
+from dptrain.cli.advice.generation import generation_facts
 from dptrain.cli.complete import class_counts
 from dptrain.cli.gate import judge
 from dptrain.cli.options import argument, file_argument, file_option, option, wrong_if
@@ -82,11 +83,13 @@ def check(
     refused = unsupported(rules)
     size = _size(policy, rules, signed is not None, contributions or [], corpus, registry, owner_key)
     known = _registry(policy, registry, owner_key)
-    found: tuple[Consequence, ...] = ()
-    if not refused:
+    found = tuple(generation_facts(rules))
+    if not refused and any(rule.trained for rule in rules.classes):
+        trained = rules.for_training()
         with counting("computing epsilon"):
-            plan = make_plan(rules, layers, hasty=True)
-            found = consequences(Case(rules, plan, size, seconds_per_step=seconds_per_step, now=int(time.time()), **known))
+            plan = make_plan(trained, layers, hasty=True)
+            case = Case(trained, plan, size, seconds_per_step=seconds_per_step, now=int(time.time()), **known)
+            found = (*consequences(case), *found)
     warnings = sum(item.level == "warning" for item in found)
     data = {
         "supported": not refused,

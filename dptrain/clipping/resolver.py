@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from attest.descriptor import ContributionDescriptor, SignedBounds
-from attest.errors import AdmissionRefused, ValueRefused
+from attest.descriptor import TRAIN, ContributionDescriptor, SignedBounds
+from attest.errors import AdmissionRefused, PolicyRefused, ValueRefused
 from attest.gate import Admission
-from attest.gate.checks import check_bounds
+from attest.gate.checks import check_bounds, check_purpose
 from attest.policy import ClassRule, Policy
 from attest.schedule import allocation, blocks, effective_multiplier, realised_std, scheduled_std
 from attest.schedule.blocks import Piece, StackBlock, mask
@@ -192,13 +192,15 @@ class Schedule:
     def resolve(self, admission: Admission) -> Resolution:
         """Returns noise schedule and depth profile of an admission; they depend on its class and signed bounds alone.
 
-        Guarantee: what is resolved signed bounds that its class and the corpus take, whoever admitted it: the clip norm is at
-        most, and the noise multiplier at least, the preset of the class. Public classes resolve what signed that it is public.
+        Guarantee: what is resolved signed to be trained on, in a class that is for training, and bounds that its class and the
+        corpus take, whoever admitted it: the clip norm is at most, and the noise multiplier at least, the preset of the class.
+        Public classes resolve what signed that it is public.
 
         Raises:
-            NotPrivateUse: with the code of the gate (CLASS_UNKNOWN, CLIP_ABOVE_CLASS, NOISE_BELOW_CLASS, CLIP_BELOW_FLOOR,
-                NOISE_BELOW_FLOOR, BOUNDS_NOT_PUBLIC, EXAMPLES), the gate would refuse it; PUBLIC_UNSIGNED, this schedule
-                calls a class public that the policy does not, or the reverse; NO_POLICY, it was bound to no policy.
+            NotPrivateUse: with the code of the gate (CLASS_UNKNOWN, PURPOSE, CLIP_ABOVE_CLASS, NOISE_BELOW_CLASS,
+                CLIP_BELOW_FLOOR, NOISE_BELOW_FLOOR, BOUNDS_NOT_PUBLIC, EXAMPLES), the gate would refuse it; PUBLIC_UNSIGNED,
+                this schedule calls a class public that the policy does not, or the reverse; NO_POLICY, it was bound to no
+                policy.
         """
         descriptor = admission.descriptor
         name, bounds = descriptor.admissibility_class, descriptor.bounds
@@ -223,9 +225,10 @@ class Schedule:
         rule = policy.find_class(descriptor.admissibility_class)
         if rule is None or rule.name not in self.profiles:
             known = ", ".join(self.profiles)
-            sentence = f"{who} is of class {descriptor.admissibility_class!r}, the policy has {known}"
+            sentence = f"{who} is of class {descriptor.admissibility_class!r}, the policy trains {known}"
             raise NotPrivateUse("CLASS_UNKNOWN", f"{sentence}; the gate refuses such, run it again")
         try:
+            check_purpose(descriptor, rule, TRAIN)
             check_bounds(descriptor, rule, policy)
         except AdmissionRefused as error:
             raise NotPrivateUse(error.code, f"{who}: {error.sentence}; the gate refuses such, run it again") from error
@@ -241,10 +244,14 @@ def bind(policy: Policy, stack: LayerStack) -> Schedule:
     Blocks only ever split what classes may touch alike: the noise of a block depends on its classes alone, so naming the
     blocks of an adapter changes no bound (docs/mechanism, Corollary 1).
 
+    Guarantee: a class that is not for training has no profile, adds nothing to the noise of a block and opens no tensor.
+
     Raises:
-        UnsupportedPolicy: a profile that this build cannot honour, is out of range, matches nothing or touches nothing.
+        UnsupportedPolicy: a profile that this build cannot honour, is out of range, matches nothing or touches nothing; code
+            PURPOSE, no class is for training.
         UnsupportedModule: an adapter that a class is bound to cannot be trained as it stands.
     """
+    policy = trained(policy)
     if stack.as_towers is not None and all(rule.depth.kind in ("set", "adapter") for rule in policy.classes):
         stack = stack.as_towers  # no rule speaks of depths, so nothing hangs on which stack they would count in
     named = stack.named()
@@ -288,6 +295,14 @@ def bind(policy: Policy, stack: LayerStack) -> Schedule:
     lanes = {place: scheduled.get(stack.tensors[own].name) for place, own in enumerate(places) if own is not None}
     pairs = _pairs(policy, named, derived, lanes)
     return Schedule(stack, tuple(made), profiles, frozen, public, policy, _reads(policy, named, derived), pairs)
+
+
+def trained(policy: Policy) -> Policy:
+    """Returns a policy with the classes that are for training alone. Raises UnsupportedPolicy: code PURPOSE, there is none."""
+    try:
+        return policy.for_training()
+    except PolicyRefused as error:
+        raise UnsupportedPolicy(error.code, error.sentence) from error
 
 
 def _reads(policy: Policy, stack: Stack, derived: Sequence[StackBlock]) -> dict[str, frozenset[str] | None]:

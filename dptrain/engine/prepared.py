@@ -101,8 +101,8 @@ class Opened:
 
     @property
     def policy(self) -> Policy:
-        """Returns the rules that the corpus owner signed."""
-        return self.signed.policy
+        """Returns the rules that the corpus owner signed, of the classes that are for training."""
+        return self.signed.policy.for_training()
 
 
 @dataclass(frozen=True)

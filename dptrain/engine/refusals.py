@@ -11,7 +11,7 @@ from torch import nn
 from attest.policy import Policy
 from dptrain.accounting import unsupported
 from dptrain.blocks.forwards import Forwards
-from dptrain.clipping.resolver import Schedule
+from dptrain.clipping.resolver import Schedule, trained
 from dptrain.data.sampling import expected_draw
 from dptrain.errors import ConfigError, NotPrivateUse, UnsupportedModule, UnsupportedPolicy
 from dptrain.geometry.optimizers import TangentOptimizer
@@ -28,7 +28,8 @@ from ledger.leaves import HELD
 
 
 def refuse_policy(policy: Policy) -> None:
-    """Raises UnsupportedPolicy for the first setting that this build does not carry."""
+    """Raises UnsupportedPolicy for the first setting that this build does not carry, or where no class is for training."""
+    policy = trained(policy)
     for sentence in unsupported(policy):
         raise UnsupportedPolicy("NOT_IN_THIS_BUILD", sentence)
     if isinstance(TABLE[policy.mechanism.name], Correlated):

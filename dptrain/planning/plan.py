@@ -176,7 +176,7 @@ takes gigabytes then."""
 
 
 def make_plan(policy: Policy, layers: int, *, hasty: bool = False) -> Plan:
-    """Lays a policy over a stack of `layers` layers.
+    """Lays a policy over a stack of `layers` layers: the classes that are for training.
 
     Args:
         policy: The rules.
@@ -186,7 +186,9 @@ def make_plan(policy: Policy, layers: int, *, hasty: bool = False) -> Plan:
     Raises:
         ConfigError: Code LAYERS if a class names a layer that the stack does not have.
         AccountantError: The accountant has no number for what the policy asks for.
+        PolicyRefused: Code PURPOSE, no class is for training.
     """
+    policy = policy.for_training()
     touched, blocks = lay_out(policy, layers)
     energies = allocation.energies(policy.classes, blocks)
     return Plan(

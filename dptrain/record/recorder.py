@@ -233,7 +233,7 @@ class Recorder:
         Raises:
             BudgetExceeded: the run could spend more of a contribution than it signed for all runs.
         """
-        self._steps = header.policy.policy
+        self._steps = header.rules
         self.lead(lambda: self._plan(header, slots, now))
 
     def _plan(self, header: HeaderSpec, slots: Sequence[Slot], now: int) -> None:
@@ -256,7 +256,7 @@ class Recorder:
             ResumeRefused: the ledger is of another policy, model or schedule.
             BudgetExceeded: as :meth:`plan`.
         """
-        self._steps = header.policy.policy
+        self._steps = header.rules
         fresh = not self.begun
         self.lead(lambda: self._open(header, slots, now))
         return self.ledger.state.attempt if fresh else None

@@ -47,11 +47,12 @@ class WithoutPrivacy:
     def __init__(self, data: DataConfig, *, microbatch: int = 16, accelerator: Any | None = None, seed: int = 0) -> None:
         """Admits the corpus as a private run would, so that both train on the same contributions."""
         owner = load_public_key(data.owner_key or data.policy.parent / "owner.pub")
-        self.policy = open_policy(data.policy, owner).policy
+        signed = open_policy(data.policy, owner).policy
+        self.policy = signed.for_training()
         self._corpus = open_corpus(data.corpus)
         registry = open_registry(data.registry or data.policy.parent / "registry.cbor", owner)
         memory_of(self._corpus).keep(registry)
-        self.gate = run_gate(self._corpus, self.policy, registry, now=int(time.time()))
+        self.gate = run_gate(self._corpus, signed, registry, now=int(time.time()))
         if not self.gate.admitted:
             raise ConfigError("NOTHING_ADMITTED", "the gate admitted no contribution; see `dptrain gate`")
         self._device = accelerator.device if accelerator is not None else torch.device("cpu")

@@ -12,10 +12,10 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from attest.attestation import SIGNATURE_SIZE, CommonTerms, Framing
-from attest.descriptor import SignedDescriptor
+from attest.descriptor import TRAIN, SignedDescriptor
 from attest.errors import AdmissionRefused, FileRefused, KeyRefused, RegistryRefused
 from attest.files import read_limited
-from attest.gate.checks import check_audience, check_bounds, check_validity
+from attest.gate.checks import check_audience, check_bounds, check_purpose, check_validity
 from attest.keys import check_public_key
 from attest.policy import Policy
 from attest.registry import MAX_SIZE, Contributor, KeyRecord, Registry, RegistryWalk, open_registry, read_states
@@ -145,8 +145,9 @@ class Agreed:
     Guarantee: Where `judge` returns nothing, the descriptor made of the terms and the leaf's anchor has the leaf's descriptor
     hash, and with the message made of the signature the leaf's attestation hash; the leaf quotes of it class, bounds, limits
     and key; its time lies in the validity of the attestation and, if the registry is known, of the key, which is not revoked by
-    then and under which the signature verifies. Where `problems` yields nothing, the descriptor is for this corpus, no longer
-    valid than the policy allows, within the bounds of its class, and that class is granted to the key's contributor.
+    then and under which the signature verifies. Where `problems` yields nothing, the descriptor is for this corpus and to be
+    trained on, no longer valid than the policy allows, within the bounds of its class, and that class is for training and
+    granted to the key's contributor.
     """
 
     def __init__(self, terms: CommonTerms, policy: Policy, registry: Known | None) -> None:
@@ -179,12 +180,14 @@ class Agreed:
         try:
             check_audience(self.signed, self._policy)
             if rule is not None:
+                check_purpose(self.signed, rule, TRAIN)
                 check_validity(self.signed, rule, self._policy, time)
                 check_bounds(self.signed, rule, self._policy)
         except AdmissionRefused as error:
             yield error.code, f"its attestation: {error.sentence}"
         if rule is None:
-            yield "CLASS_UNKNOWN", f"its attestation is for class {self.signed.admissibility_class}, which the policy has not"
+            name = self.signed.admissibility_class
+            yield "CLASS_UNKNOWN", f"its attestation is for class {name}, which the policy has not, or not to train on"
         if self._registry is None:
             return
         if self.signing is None:

@@ -4,10 +4,11 @@
 nothing. Neither imports torch.
 """
 
+from ledger.budget.generation import GenerationRule
 from ledger.budget.leaves import Beside, Header, Mechanism, Notice
 from ledger.budget.units import Unit
 
-__all__ = ["Beside", "Header", "Mechanism", "Notice", "Unit"]
+__all__ = ["Beside", "GenerationRule", "Header", "Mechanism", "Notice", "Unit"]
 
 
 def __dir__() -> list[str]:

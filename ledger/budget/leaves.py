@@ -6,14 +6,16 @@ log reads as one of a run. Amounts are whole numbers of 1e-9 of rho, the paramet
 differential privacy (Bun and Steinke, "Concentrated Differential Privacy", 2016, Definition 1.1).
 """
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, get_args
 
 from attest import cbor
 from attest.errors import AttestError
 from attest.schema import Declared, check_fields, declared, derived, wire
 from attest.schema.quick import Array, Blob, Count, OneOf, Row
+from ledger.budget.generation import DESCRIPTOR, MESSAGE, RULES, GenerationRule
 from ledger.errors import LeafRefused
 from ledger.leaves import MAX_LEAF_SIZE
 from ledger.leaves.kinds import (
@@ -114,12 +116,21 @@ class Header(Checked):
     )
     units_hash: bytes = declared(11, SHA256, "SHA-256 of the secret by which units become the hashes in leaves.")
     beside: tuple[Beside, ...] = declared(12, Array(Row(Beside), 0, 100), "Training ledgers that the budget stands beside.")
+    generation: tuple[GenerationRule, ...] = declared(
+        13,
+        Array(Row(GenerationRule), 0, RULES),
+        "Rules by which contributions make texts, by class in ascending order, each once.",
+        default=(),
+        optional=True,
+        rule="absent where there are none",
+    )
 
     seq: ClassVar = 0
 
     def __post_init__(self) -> None:
         check_fields(self, LeafRefused)
-        for rows, what in (([cap.unit for cap in self.caps], "caps"), ([item.name for item in self.mechanisms], "mechanisms")):
+        named = {"caps": [cap.unit for cap in self.caps], "mechanisms": [item.name for item in self.mechanisms]}
+        for what, rows in (named | {"rules of generation": [rule.name for rule in self.generation]}).items():
             if any(a >= b for a, b in pairwise(rows)):
                 raise LeafRefused("ORDER", f"{what} of a budget stand in ascending order, each once; got {rows!r:.80}")
         with as_leaf("LOG_KEY", "the log key is refused: "):
@@ -129,6 +140,9 @@ class Header(Checked):
         if all(cap.unit == SESSION for cap in self.caps):
             sentence = "only sessions have a cap, and a new session would open new money; cap users or corpora"
             raise LeafRefused("SESSION_ALONE", sentence)
+        if self.generation and self.cap(CONTRIBUTION) is None:
+            sentence = "rules of generation stand in the header, and contributions have no cap"
+            raise LeafRefused("RULE_CAP", f"{sentence}; give one, for its delta turns what is spent into an epsilon")
 
     def cap(self, unit: str) -> int | None:
         """Returns the cap of a kind of unit in 1e-9 of rho; None where it has none of its own."""
@@ -137,6 +151,10 @@ class Header(Checked):
     def mechanism(self, name: str) -> Mechanism | None:
         """Returns the mechanism of a name; None without one."""
         return next((item for item in self.mechanisms if item.name == name), None)
+
+    def rules(self) -> dict[str, GenerationRule]:
+        """Returns the rules of generation by class."""
+        return {rule.name: rule for rule in self.generation}
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,16 +237,47 @@ class Delivered(Entry):
     notice: int = declared(3, ABOVE_0, "Position of the NOTICE leaf.")
 
 
-Record = Reserve | Commit | Epoch | Notice | Delivered
+@dataclass(frozen=True, slots=True)
+class Reference(Entry):
+    """Admits a contribution to generation, by what its contributor signed. Only behind it, and within the rule of its class, is
+    anything reserved for it."""
+
+    KIND: ClassVar = 37
+    CDDL: ClassVar = "budget-reference"
+    rule: str = declared(3, ID, "Class of the rule in the header, and of the descriptor.")
+    descriptor: bytes = declared(4, DESCRIPTOR, "What was signed; its SHA-256 is the account.")
+    sign1: bytes = declared(5, MESSAGE, "The contributor's message over it.")
+
+    @property
+    def account(self) -> bytes:
+        """Returns how the contribution stands in other leaves: the digest of its descriptor."""
+        return hashlib.sha256(self.descriptor).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn(Entry):
+    """Says that a contribution was withdrawn: nothing is reserved for it any more, and it is not admitted. Reservations
+    that are open may end, and what was generated stays generated."""
+
+    KIND: ClassVar = 38
+    CDDL: ClassVar = "budget-withdrawn"
+    account: bytes = declared(3, ACCOUNT, "The digest of the contribution.")
+
+
+Record = Reserve | Commit | Epoch | Notice | Delivered | Reference | Withdrawn
 Leaf = Header | Record
-RECORDS: Final[dict[int, type[Any]]] = {kind.KIND: kind for kind in (Reserve, Commit, Epoch, Notice, Delivered)}
+RECORDS: Final[dict[int, type[Any]]] = {kind.KIND: kind for kind in get_args(Record)}
+
+
+_WHOLE_HEADER: Final = len(fields(Header)) + len(Header.DERIVED)
+"""Keys of a header with rules of generation: its fields, and position, kind and schema."""
 
 
 def encode_leaf(leaf: Leaf) -> bytes:
     """Returns the canonical bytes of a leaf. Raises LeafRefused: code SIZE, they do not fit an entry bundle."""
     values = wire.encode_row(leaf)
     if isinstance(leaf, Header):
-        values = [0, Header.KIND, values[0], SCHEMA, *values[1:]]
+        values = [0, Header.KIND, values[0], SCHEMA, *(values[1:] if leaf.generation else values[1:-1])]
     else:
         values.insert(1, leaf.KIND)
     data = cbor.encode(dict(enumerate(values)))
@@ -257,7 +306,12 @@ def decode_leaf(data: bytes) -> Leaf:
     if type(kind) is int and kind == Header.KIND:
         if len(values) < 4 or values[3] != SCHEMA or type(values[0]) is not int or values[0] != 0:
             raise LeafRefused("SCHEMA", f"leaf 0 of a budget log has position 0 and the schema {SCHEMA}")
-        header: Header = wire.decode_row(Header, [values[2], *values[4:]], "a header", LeafRefused, code="SCHEMA")
+        stated = [values[2], *values[4:]]
+        if len(values) < _WHOLE_HEADER:
+            stated.append([])
+        elif values[-1] == []:
+            raise LeafRefused("SCHEMA", "a header without rules of generation leaves their key out")
+        header: Header = wire.decode_row(Header, stated, "a header", LeafRefused, code="SCHEMA")
         return header
     if type(kind) is not int or kind not in RECORDS:
         raise LeafRefused("KIND", f"this version reads leaf kinds 0 and {sorted(RECORDS)}, got {kind!r:.40}")

@@ -19,20 +19,23 @@ import os
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
+from attest.attestation import Attestation
 from attest.errors import FileRefused
 from attest.files import atomic_write, read_limited
 from attest.schema.cards import card
 from attest.schema.plain import BACK_SECONDS, machine_time, utc
 from ledger.budget import mark
+from ledger.budget.generation import GenerationRule, classes_of, require_new
 from ledger.budget.group_commit import GroupCommit
 from ledger.budget.leaves import (
     ACCOUNTANT,
+    CONTRIBUTION,
     SESSION,
     Beside,
     Cap,
@@ -43,7 +46,9 @@ from ledger.budget.leaves import (
     Leaf,
     Mechanism,
     Notice,
+    Reference,
     Reserve,
+    Withdrawn,
     decode_leaf,
     encode_leaf,
 )
@@ -92,12 +97,15 @@ class BudgetSpec:
         mechanisms: what releases cost (`ledger.budget.rho`).
         thresholds: percentages at which the privacy officer is told.
         beside: training ledgers that the budget stands beside.
+        generation: rules of a signed policy by which contributions make texts (`GenerationRule.of`). With rules a contribution
+            pays only behind `BudgetLog.admit`; without, contributions are the operator's own records.
     """
 
     caps: dict[str, tuple[int, int]]
     mechanisms: Sequence[Mechanism]
     thresholds: Sequence[int] = THRESHOLDS
     beside: Sequence[Beside] = ()
+    generation: Sequence[GenerationRule] = ()
     log_id: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(SECRET_SIZE), repr=False)
 
@@ -107,9 +115,9 @@ class BudgetSpec:
         mechanisms = tuple(sorted(self.mechanisms, key=lambda item: item.name))
         units_hash = hashlib.sha256(self.secret).digest()
         thresholds = tuple(sorted(self.thresholds))
-        return Header(
-            now, origin, vkey, self.log_id, ACCOUNTANT, caps, mechanisms, thresholds, units_hash, tuple(self.beside)
-        )
+        rules = tuple(sorted(self.generation, key=lambda rule: rule.name))
+        fixed = caps, mechanisms, thresholds, units_hash, tuple(self.beside), rules
+        return Header(now, origin, vkey, self.log_id, ACCOUNTANT, *fixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +321,60 @@ class BudgetLog:
     def balance(self, unit: Unit) -> Balance:
         """Returns what a unit has spent, as the log stands now."""
         self.refresh()
-        return Balance(self._state.spent(self.account(unit)), self.header.cap(unit.kind))
+        account = self.account(unit)
+        return Balance(self._state.spent(account), self._state.cap(unit.kind, account))
+
+    def admit(self, attestations: Iterable[Attestation], *, now: int | None = None) -> int:
+        """Admits contributions to generation, each under the rule of its class, all of them in one turn, or none.
+
+        Guarantee: each was signed for generation, as `ledger.budget.state.BudgetState.check_reference` says, by the leaf that
+        is durable when this returns. Whether the signatures verify under keys of contributors is the gate's to find before
+        (`attest.gate`), and an auditor's after: the log keeps what was signed, and has no registry.
+
+        Args:
+            attestations: those that the gate admitted. Who was admitted before is passed over.
+
+        Returns:
+            How many were admitted now.
+
+        Raises:
+            LeafRefused: nobody was admitted, for one cannot be; as `ledger.budget.state.BudgetState.check_reference`.
+        """
+        given = list({one.descriptor: one for one in attestations}.values())
+        classes = classes_of(given)
+        with self._guarded(), self._turn("admitting") as append:
+            time = self._time(now)
+            contents: set[bytes] = set()
+            leaves: list[Reference] = []
+            for one, name in zip(given, classes, strict=True):
+                leaf = Reference(self._state.size, time, name, one.descriptor, one.sign1)
+                if leaf.account not in self._state.admitted:
+                    found = self._state.check_reference(leaf)
+                    require_new(found, contents, leaf.seq)
+                    contents.add(found.content)
+                    leaves.append(leaf)
+            for leaf in leaves:
+                append(replace(leaf, seq=self._state.size))
+        return len(leaves)
+
+    def withdraw(self, contribution: Unit | bytes, *, now: int | None = None) -> None:
+        """Records that a contribution was withdrawn; one that was withdrawn before stays so.
+
+        Guarantee: when this returns nothing is reserved for it any more, by any process. Reservations that are open may still
+        be computed; what was generated stays generated.
+
+        Args:
+            contribution: or its digest. It need not have been admitted: then it never is.
+
+        Raises:
+            LeafRefused: code UNIT, it is no contribution.
+        """
+        if isinstance(contribution, Unit) and contribution.kind != CONTRIBUTION:
+            raise LeafRefused("UNIT", f"a {contribution.kind} is not withdrawn; expected a contribution, or its digest")
+        account = self.account(contribution) if isinstance(contribution, Unit) else contribution
+        with self._guarded(), self._turn("withdrawing") as append:
+            if account not in self._state.withdrawn:
+                append(Withdrawn(self._state.size, self._time(now), account))
 
     def reserve(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from attest.schema.plain import utc
-from ledger.budget.leaves import Header, Notice
+from ledger.budget.leaves import CONTRIBUTION, Header, Notice
 from ledger.errors import LedgerError
 
 TIMEOUT_SECONDS: Final = 10
@@ -18,8 +18,8 @@ _LOCAL: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 def told(header: Header, notice: Notice) -> dict[str, Any]:
     """Returns a notice as JSON. `unit` is the hash that stands in leaves; whoever knows a name makes it with
-    `BudgetLog.account`."""
-    cap = header.cap(notice.unit) or 0
+    `BudgetLog.account`. The cap is null of a contribution under rules of generation: it is that of its rule."""
+    cap = None if notice.unit == CONTRIBUTION and header.generation else header.cap(notice.unit) or 0
     event = f"{notice.percent} % of its budget are spent" if notice.percent else "a request was refused for the first time"
     return {
         "log": header.origin,

@@ -7,9 +7,23 @@ leaves up again.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from attest.attestation import Attestation
 from attest.schema.plain import utc
 from ledger import merkle
-from ledger.budget.leaves import SESSION, Commit, Delivered, Epoch, Header, Leaf, Notice, Reserve
+from ledger.budget.generation import Admitted, admitted_by, require_new
+from ledger.budget.leaves import (
+    CONTRIBUTION,
+    SESSION,
+    Commit,
+    Delivered,
+    Epoch,
+    Header,
+    Leaf,
+    Notice,
+    Reference,
+    Reserve,
+    Withdrawn,
+)
 from ledger.errors import BudgetExhausted, LeafRefused
 
 
@@ -40,6 +54,10 @@ class BudgetState:
         self.open: dict[int, Reserve] = {}
         self.requests: set[bytes] = set()
         self.undelivered: dict[int, Notice] = {}
+        self.rules = header.rules()
+        self.admitted: dict[bytes, Admitted] = {}
+        self.contents: set[bytes] = set()
+        self.withdrawn: dict[bytes, int] = {}
         self.epochs = 0
         self.reserves = 0
         self.reserved = 0
@@ -50,6 +68,23 @@ class BudgetState:
         """Returns what a unit has spent, open reservations included, in 1e-9 of rho; 0 for one that never paid."""
         found = self.accounts.get(account)
         return 0 if found is None else found.spent
+
+    def cap(self, unit: str, account: bytes) -> int | None:
+        """Returns the most that a unit may spend, in 1e-9 of rho: the cap of its kind, and of an admitted contribution no more
+        than its rule says; None without a cap."""
+        cap, found = self.header.cap(unit), self.admitted.get(account)
+        if found is None or unit != CONTRIBUTION or cap is None:
+            return cap
+        return min(cap, self.rules[found.rule].max_rho_nano)
+
+    def left(self, unit: str, account: bytes, *, now: int) -> int | None:
+        """Returns what a unit can still pay at a time, in 1e-9 of rho; None without a cap. A contribution can pay nothing once
+        it was withdrawn, nor under rules of generation before it is admitted, or when what was signed is valid no more."""
+        found = self.admitted.get(account)
+        if unit == CONTRIBUTION and (account in self.withdrawn or (self.rules and (found is None or now >= found.until))):
+            return 0
+        cap = self.cap(unit, account)
+        return None if cap is None else cap - self.spent(account)
 
     def apply(self, leaf: Leaf, *, totals: bool = True) -> None:
         """Takes the next leaf in.
@@ -85,6 +120,12 @@ class BudgetState:
                 if (expected := self.epoch(leaf.seq, leaf.time, leaf.accounts_root if not totals else None)) != leaf:
                     raise LeafRefused("TOTALS", f"the totals are {leaf}, the leaves add up to {expected}"[:600], seq=leaf.seq)
                 self.epochs += 1
+            case Reference():
+                admitted = self.check_reference(leaf)
+                self.admitted[leaf.account] = admitted
+                self.contents.add(admitted.content)
+            case Withdrawn():
+                self._withdraw(leaf)
         self.size, self.last_time = leaf.seq + 1, leaf.time
 
     def check_reserve(self, leaf: Reserve, planned: Mapping[bytes, int] | None = None) -> None:
@@ -105,7 +146,9 @@ class BudgetState:
             known_account = self.accounts.get(account)
             if known_account is not None and (known_account.unit, known_account.parent) != (unit, parent):
                 raise LeafRefused("ACCOUNT", f"a {known_account.unit} pays as {unit}, or under another", seq=leaf.seq)
-            cap, spent = self.header.cap(unit), self.spent(account)
+            if unit == CONTRIBUTION:
+                self._check_consent(leaf)
+            cap, spent = self.cap(unit, account), self.spent(account)
             asked = leaf.cost + (planned or {}).get(account, 0)
             capped |= cap is not None and unit != SESSION
             if cap is not None and spent + asked > cap:
@@ -121,6 +164,61 @@ class BudgetState:
         if not capped:
             kinds = " or ".join(cap.unit for cap in self.header.caps if cap.unit != SESSION)
             raise LeafRefused("NO_CAP", f"nobody with a cap pays for it; name a {kinds}", seq=leaf.seq)
+
+    def check_reference(self, leaf: Reference) -> Admitted:
+        """Checks that a contribution may be admitted to generation, by its descriptor and the rule of its class.
+
+        Guarantee: as `ledger.budget.generation.admitted_by`; neither the descriptor nor its content was admitted before, and
+        the contribution was not withdrawn.
+
+        Raises:
+            LeafRefused: code REPEATED, WITHDRAWN or DUPLICATE_CONTENT; else as `ledger.budget.generation.admitted_by`.
+        """
+        account = leaf.account
+        if account in self.admitted:
+            sentence = f"the contribution was admitted by leaf {self.admitted[account].seq}, and is admitted once"
+            raise LeafRefused("REPEATED", sentence, seq=leaf.seq)
+        self._require_not_withdrawn(account, leaf.seq)
+        signed_as = Attestation(leaf.descriptor, leaf.sign1)
+        found = admitted_by(signed_as, leaf.rule, self.rules, seq=leaf.seq, time=leaf.time)
+        require_new(found, self.contents, leaf.seq)
+        return found
+
+    def _check_consent(self, leaf: Reserve) -> None:
+        """Holds what a contribution is to pay against its consent, and against the rule under which it gave that.
+
+        Guarantee: returns only if it was not withdrawn and, under rules of generation, was admitted before, by what is still
+        valid; the text has no more tokens than its rule says, and none of them costs less than the numbers of the rule.
+        """
+        self._require_not_withdrawn(leaf.account, leaf.seq)
+        if not self.rules:
+            return
+        found = self.admitted.get(leaf.account)
+        if found is None:
+            sentence = f"no REFERENCE leaf admits the contribution {leaf.account.hex()} to generation"
+            raise LeafRefused("REFERENCE", f"{sentence}; admit what its contributor signed first", seq=leaf.seq)
+        if leaf.time >= found.until:
+            sentence = f"what its contributor signed was valid until {utc(found.until)}, the leaf is of {utc(leaf.time)}"
+            raise LeafRefused("EXPIRED", sentence, seq=leaf.seq)
+        rule = self.rules[found.rule]
+        if leaf.releases > rule.tokens:
+            sentence = f"a text of class {rule.name} has at most {rule.tokens} tokens, {leaf.releases} are to be reserved"
+            raise LeafRefused("TOKENS", sentence, seq=leaf.seq)
+        if leaf.rho_nano < rule.token_nano:
+            sentence = f"a token of class {rule.name} costs {rule.token_nano} of 1e-9 rho by the numbers of its rule"
+            raise LeafRefused("RHO", f"{sentence}, got {leaf.rho_nano}", seq=leaf.seq)
+
+    def _require_not_withdrawn(self, account: bytes, seq: int) -> None:
+        if account in self.withdrawn:
+            sentence = f"the contribution {account.hex()} was withdrawn by leaf {self.withdrawn[account]}"
+            raise LeafRefused("WITHDRAWN", f"{sentence}; nothing is generated from it any more", seq=seq)
+
+    def _withdraw(self, leaf: Withdrawn) -> None:
+        self._require_not_withdrawn(leaf.account, leaf.seq)
+        known = self.accounts.get(leaf.account)
+        if known is not None and known.unit != CONTRIBUTION:
+            raise LeafRefused("ACCOUNT", f"a {known.unit} is withdrawn as a contribution", seq=leaf.seq)
+        self.withdrawn[leaf.account] = leaf.seq
 
     def due(self) -> Iterator[tuple[str, bytes, int, int]]:
         """Yields the notices that must follow: kind of the unit, its hash, the percentage, and what it has spent."""
@@ -144,7 +242,7 @@ class BudgetState:
         for unit, account, parent in reversed(_payers(leaf)):
             found = self.accounts.setdefault(account, Account(unit, parent))
             found.spent += leaf.cost
-            cap = self.header.cap(unit)
+            cap = self.cap(unit, account)
             if cap is not None:
                 reached = [at for at in self.header.thresholds if at not in found.told and 100 * found.spent >= at * cap]
                 self._due += [(account, at) for at in reached]

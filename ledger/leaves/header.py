@@ -208,9 +208,9 @@ class Header(Checked):
     Guarantee: A header exists only if its policy is signed by ``owner_key`` under ``owner``, its blocks are those that the
     classes of the policy make of its stack (`attest.schedule.blocks.derive`), the noise of every block is the max rule's over
     the presets of the private classes that touch it (with budgets, what `attest.schedule.allocation.check_budgets` demands),
-    every class touches a block, the policy asks for a mechanism that this version can account for, and accountant, exactness
-    note and clip margin are what this code derives from the policy. Names, order and coordinates of what is in the stack are
-    the operator's word.
+    every class that is for training touches a block, and no other class does, the policy asks for a mechanism that this version
+    can account for, and accountant, exactness note and clip margin are what this code derives from the policy. Names, order and
+    coordinates of what is in the stack are the operator's word.
 
     Precision and generator that note and margin give are `numerics`: the trainer's word.
     """
@@ -250,7 +250,8 @@ class Header(Checked):
         14,
         Blocks(Row(HeaderBlock), 1),
         "The schedule, block by block: `[name, coordinates, place of its group]`. In a phase of the policy every standard"
-        " deviation has that factor. Every class touches a block (`BLOCK`).",
+        " deviation has that factor. Every class that is for training touches a block, and no other class does (`BLOCK`):"
+        " places of classes count those that are for training.",
     )
     accountant: AccountantInfo = declared(
         15,
@@ -491,7 +492,8 @@ class Header(Checked):
             if found not in supported:
                 sentence = f"{name} {found!r} has no accounting in this version, expected {' or '.join(map(repr, supported))}"
                 raise LeafRefused("POLICY_UNSUPPORTED", sentence)
-        policy = signed.policy
+        with as_leaf("POLICY_UNSUPPORTED"):
+            policy = signed.policy.for_training()
         refused = accountants.refusal_of(policy)
         if refused is not None:
             raise LeafRefused("POLICY_UNSUPPORTED", f"the policy asks for what has no accounting together: {refused}")

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from attest.policy import SignedPolicy
+from attest.policy import Policy, SignedPolicy
 from attest.schedule.blocks import derive
 from attest.schedule.geometry import Pair, pairs_of
 from attest.schedule.stack import Stack
@@ -54,25 +54,30 @@ class HeaderSpec:
     _repr_html_ = card_of
 
     @property
+    def rules(self) -> Policy:
+        """Returns the policy as a run of training goes by it. Raises PolicyRefused: code PURPOSE, no class is for training."""
+        return self.policy.policy.for_training()
+
+    @property
     def scheduled(self) -> tuple[HeaderBlock, ...]:
         """Returns the blocks: those given, or those of policy and stack. Raises ValueRefused: as `scheduled_blocks`."""
-        return scheduled_blocks(self.policy.policy, self.stack) if self.blocks is None else self.blocks
+        return scheduled_blocks(self.rules, self.stack) if self.blocks is None else self.blocks
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
         """Returns the pairs under the geometry of the policy. Raises ValueRefused: as `attest.schedule.geometry.pairs_of`."""
-        return pairs_of(self.policy.policy, self.stack, self.ranks)
+        return pairs_of(self.rules, self.stack, self.ranks)
 
     @property
     def exactness_note(self) -> str:
         """Says what the numerics guarantee."""
-        return self.numerics.note(self.policy.policy, scheduled_coordinates(self.scheduled))
+        return self.numerics.note(self.rules, scheduled_coordinates(self.scheduled))
 
     def header(self, *, origin: str, log_vkey: str, time: int) -> Header:
-        """Returns the header leaf. Raises LeafRefused: code POLICY_UNSUPPORTED, nothing accounts for the noise of the policy;
-        or as `Header`."""
-        policy = self.policy.policy
+        """Returns the header leaf. Raises LeafRefused: code POLICY_UNSUPPORTED, nothing accounts for the noise of the policy,
+        or no class is for training; or as `Header`."""
         with as_leaf("POLICY_UNSUPPORTED"):
+            policy = self.rules
             about = AccountantInfo(*accountants.describe(policy.accountant, policy.mechanism.name))
             turns = turns_under(policy)
         with as_leaf():

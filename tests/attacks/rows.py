@@ -158,5 +158,12 @@ ATTESTATION_ROWS: Final = {
         " to one content",
         ("SIG_BAD", "HEADER", "KEY_UNKNOWN", "KEY_NOT_VALID", "CONTENT_MISMATCH"),
     ),
+    "A29": Row(
+        "strip, swap or append a purpose that was signed; present consent to train to generation, or the reverse; reuse what a"
+        " gate kept of the other use",
+        "purposes are in the signed bytes; gate, trainer and auditor each ask contributor and class for the use, and what is"
+        " kept is kept for one use",
+        ("PURPOSE", "SIG_BAD", "HEADER"),
+    ),
 }
 """Rows of the list of attacks on attestations, by number."""

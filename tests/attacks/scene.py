@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from attest import cbor, keys, sign1
 from attest.attestation import Attestation
 from attest.corpus import Item, Locator
-from attest.descriptor import SCHEMA
+from attest.descriptor import SCHEMA, TRAIN
 from attest.errors import AttestError
 from attest.gate import Admission, Refusal, Seen, decide, run_gate
 from attest.keys import ed25519
@@ -212,6 +212,7 @@ class Scene:
         registry: Any = None,
         now: int = NOW,
         seen: Seen | None = None,
+        purpose: str = TRAIN,
     ) -> Admission | Refusal:
         """What `decide` says."""
         return decide(
@@ -221,6 +222,7 @@ class Scene:
             registry=registry or self.registry,
             now=now,
             seen=Seen() if seen is None else seen,
+            purpose=purpose,
         )
 
     def code(self, attestation: Attestation | None, **options: Any) -> str:
@@ -235,6 +237,7 @@ class Scene:
             registry,
             now=options.get("now", NOW),
             seen=options.get("seen"),
+            purpose=options.get("purpose", TRAIN),
         )
         if isinstance(outcome, Admission):
             assert [entry.admission for entry in batch.admitted] == [outcome] and not batch.refused

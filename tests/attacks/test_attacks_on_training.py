@@ -67,6 +67,7 @@ SOFTER = {
     "CLIP_BELOW_FLOOR": {"clip_norm_micro": 9_999},
     "EXAMPLES": {"max_examples": 2},
     "CLASS_UNKNOWN": {"admissibility_class": "secret"},
+    "PURPOSE": {"purposes": ("generate",)},
 }
 
 

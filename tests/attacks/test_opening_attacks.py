@@ -193,7 +193,8 @@ def test_A25_the_opening_is_looked_at_before_header_and_registry(scene):
 UNBUILT = {
     "train": ({16: ["train"]}, "ADMITTED"),
     "generate": ({16: ["generate"]}, "PURPOSE"),
-    "generate and train": ({16: ["generate", "train"]}, "PURPOSE"),
+    "generate and train": ({16: ["generate", "train"]}, "ADMITTED"),
+    "query and train": ({16: ["query", "train"]}, "PURPOSE"),
     "query": ({16: ["query"]}, "PURPOSE"),
     "all": ({16: ["generate", "query", "train"]}, "PURPOSE"),
     "out of order": ({16: ["train", "generate"]}, "RANGE"),
@@ -215,7 +216,7 @@ UNBUILT = {
     "public length as text": ({17: "512"}, "TYPE"),
     "public length true": ({17: True}, "TYPE"),
     "public length null": ({17: None}, "CBOR_NONCANONICAL"),
-    "both": ({16: ["generate"], 17: 512}, "PURPOSE"),
+    "both": ({16: ["query"], 17: 512}, "PURPOSE"),
 }
 
 
@@ -227,8 +228,10 @@ def test_A26_purposes_beyond_training_and_public_lengths_that_no_class_offers_ar
 
 def test_A26_neither_a_template_nor_an_object_states_a_purpose_that_is_not_served():
     right = ContributionDescriptor.open(descriptor(), OPENING)
-    with pytest.raises(AttestError) as caught:
-        replace(right, purposes=("generate",))
-    assert caught.value.code == "PURPOSE"
+    for words in (("query",), ("generate", "query"), ("query", "train")):
+        with pytest.raises(AttestError) as caught:
+            replace(right, purposes=words)
+        assert caught.value.code == "PURPOSE"
+    assert replace(right, purposes=("generate",)).allows("generate")
     assert replace(right, purposes=("train",)).corpus == CORPUS
     assert with_fields(cbor.decode(replace(right, purposes=("train",)).to_cbor()), {16: LEFT_OUT}) == cbor.decode(descriptor())

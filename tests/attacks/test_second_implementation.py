@@ -49,6 +49,7 @@ def rules_of(scene):
         },
         scene.registry.time,
         {rule.name: rule.public_lengths for rule in policy.classes},
+        {rule.name: rule.purposes for rule in policy.classes},
     )
 
 

@@ -597,11 +597,11 @@ def read_checkpoint(body, origin=None):
 
 
 def purposes(value):
-    """Check purposes: only training is served."""
+    """Check purposes: no queries are served."""
     need(type(value) is list and value, "TYPE", "purposes")
     rows(word("generate", "query", "train"))(value)
     need(value == sorted(set(value)), "RANGE", "purposes")
-    need(value == ["train"], "PURPOSE", str(value))
+    need("query" not in value, "PURPOSE", str(value))
 
 
 DESCRIPTOR = {
@@ -622,6 +622,12 @@ def read_descriptor(data):
     need((14 in value) == (15 in value), "RANGE", "limit without a delta, or a delta without a limit")
     need(value[8] < value[9], "WINDOW", "ends before it begins")
     return value
+
+
+def judge_purpose(descriptor, rule, purpose="train"):
+    """Step 13: hold a use against what the contributor signed and the class has."""
+    need(purpose in descriptor.get(16, ["train"]), "PURPOSE", f"not signed to {purpose}")
+    need(purpose in rule["purposes"], "PURPOSE", f"class {rule['name']} is not to {purpose}")
 
 
 def judge_bounds(descriptor, rule, policy):
@@ -673,13 +679,21 @@ def depth_rule(value):
 def class_rule(value):
     """Check a class of the policy."""
     required = {1: identifier, 2: micro, 3: micro, 4: fraction, 5: depth_rule, 6: optional(seconds)}
-    shape(value, required, {7: only_true, 8: micro, 9: reads, 10: purposes, 11: not_built, 12: not_built, 13: lengths})
+    shape(value, required, {7: only_true, 8: micro, 9: reads, 10: purposes, 11: decoding, 12: not_built, 13: lengths})
     own = value[5].get(4)
     need(9 not in value or own is None or own in value[9][1], "RANGE", "an adapter that is touched and not read")
-    need(10 not in value, "CBOR_NONCANONICAL", "a default written out")
+    need(value.get(10) != ["train"], "CBOR_NONCANONICAL", "a default written out")
+    need(("generate" in value.get(10, [])) == (11 in value), "RANGE", "generation and its purpose")
     need(0 < fraction(value[4]) <= 1, "RANGE", "sampling rate")
     if 7 in value:
         need(value[2] == MOST_MICRO and value[3] == 1 and 8 not in value, "RANGE", "public class")
+
+
+def decoding(value):
+    """Check how texts are generated, and that max rho pays for one of them."""
+    shape(value, {1: uint(1, 65535), 2: micro, 3: micro, 4: count32, 5: uint(1, 10**15)}, {6: count32})
+    token = -(-(10**9) * value[2] ** 2 // (2 * value[1] ** 2 * value[3] ** 2))
+    need(value[4] * token <= value[5], "RANGE", "max rho pays for no text")
 
 
 def lengths(value):
@@ -814,7 +828,7 @@ def read_policy(data):
     policy["classes"] = [
         {"name": rule[1], "clip": rule[2], "sigma": rule[3], "q": fraction(rule[4]), "depth": rule[5],
          "validity": rule[6], "public": 7 in rule, "limit": rule.get(8), "lengths": rule.get(13, []),
-         "reads": rule[9][1] if 9 in rule else None}
+         "reads": rule[9][1] if 9 in rule else None, "purposes": rule.get(10, ["train"])}
         for rule in policy[22]
     ]  # fmt: skip
     need(31 in policy or all(rule["reads"] is None for rule in policy["classes"]), "RANGE", "reads without statement A")
@@ -2087,7 +2101,8 @@ class Run:
         need(all(VerifierKey(row[4], ED25519).name == row[0] for row in self.earlier), "LOG_KEY", "key of another name")
         check_message(message, "policy", payload, self.owner_key, self.owner)
         self.policy = policy = read_policy(payload)
-        self.classes = policy["classes"]
+        self.classes = [rule for rule in policy["classes"] if "train" in rule["purposes"]]
+        need(self.classes, "POLICY_UNSUPPORTED", "no class is for training")
         self.pools = {i: {"leaves": [], "active": 0, "root": None, "unknown": False} for i in range(len(self.classes))}
         self.delta = float(Fraction(*policy[3]))
         self.public_draws = policy[6] == "occurrences_public"
@@ -3107,6 +3122,7 @@ def check_attestation(run, person, signed, state):
     need(fields[11] == policy[2], "AUDIENCE", fields[11])
     who = people[keys[raw]["who"]]
     need(rule["name"] in who["classes"], "CLASS_NOT_GRANTED", rule["name"])
+    judge_purpose(fields, rule)
     need(fields[8] <= person["time"], "NOT_YET_VALID")
     need(person["time"] < fields[9], "EXPIRED")
     longest = policy[17] if rule["validity"] is None else min(policy[17], rule["validity"])
@@ -3753,18 +3769,30 @@ def verify(folder, keys=(), owner_key=None, earlier=(), withdrawals=None, requir
 
 # --- Budgets ----------------------------------------------------------------------------------------------------------
 
+def filled(most):
+    """Return a check of byte strings of 1 byte to so many."""
+
+    def check(value):
+        need(type(value) is bytes and 1 <= len(value) <= most, "TYPE", "no such byte string")
+
+    return check
+
+
 UNIT = word("contribution", "corpus", "session", "user")
 BUDGET_LEAVES = {
     0: (
         word("dptrain.budget/1"), words(200), words(400), blob(16), word("zcdp-filter/1"),
         several(rows(UNIT, uint(1), uint(1, 10**12 - 1), uint(1))), several(rows(identifier, uint(1), boolean, words(200))),
         ascending(uint(1, 100)), blob(32), rows(words(200), uint(1), blob(32)),
+        several(rows(blob(32), identifier, uint(1, 65535), micro, micro, count32, optional(count32), uint(1, 10**15))),
     ),
     32: (UNIT, blob(32), optional(UNIT), optional(blob(32)), identifier, uint(1), uint(1), blob(16)),
     33: (uint(1), uint()),
     34: (uint(1), uint(), uint(), uint(), uint(), uint(), blob(32)),
     35: (UNIT, blob(32), uint(0, 100), uint()),
     36: (uint(1),),
+    37: (identifier, filled(16384), filled(1024)),
+    38: (blob(32),),
 }  # fmt: skip
 
 
@@ -3778,14 +3806,19 @@ def read_budget_leaf(data):
     need(type(kind) is int and kind in BUDGET_LEAVES, "KIND", "leaf")
     need((seq == 0) == (kind == 0), "SEQ", "a header stands at 0, and nothing else")
     uint(FIRST_MOMENT, LAST_MOMENT)(moment)
-    need(len(fields) == len(BUDGET_LEAVES[kind]), "TYPE", f"{len(fields)} fields")
-    for check, field in zip(BUDGET_LEAVES[kind], fields, strict=True):
+    checks = BUDGET_LEAVES[kind]
+    need(len(fields) == len(checks) or (kind == 0 and len(fields) == len(checks) - 1), "TYPE", f"{len(fields)} fields")
+    for check, field in zip(checks, fields, strict=False):
         check(field)
     if kind == 0:
         caps, mechanisms = fields[5], fields[6]
         for named in ([row[0] for row in caps], [row[0] for row in mechanisms]):
             need(named == sorted(set(named)), "ORDER", "rows do not ascend")
         need(len(mechanisms) <= 200 and len(fields[9]) <= 100, "RANGE", "too many rows")
+        if len(fields) > 10:
+            named = [row[1] for row in fields[10]]
+            need(named == sorted(set(named)) and len(named) <= 100, "ORDER", "rules")
+            need("contribution" in [row[0] for row in caps], "RULE_CAP", "rules without a cap")
         need([row[0] for row in caps] != ["session"], "SESSION_ALONE", "caps")
         need(VerifierKey(fields[2], 1).name == fields[1], "LOG_KEY", "another name")
     if kind == 32:
@@ -3799,6 +3832,11 @@ def read_budget_leaf(data):
 def budget_spent(leaves):
     """Add up the leaves of a budget log, from the first on; return what each unit has spent. Refused names the place."""
     spent, kinds, open_, told, pending, delivered, requests = {}, {}, {}, set(), [], set(), {}
+    admitted, contents, withdrawn, generation = {}, set(), set(), {}
+
+    def cap_of(unit, account):
+        most = caps[unit][3]
+        return min(most, generation[admitted[account][0]][7]) if unit == "contribution" and account in admitted else most
     totals, last, epochs, at = [0, 0, 0], 0, 0, 0
     caps = mechanisms = thresholds = None
     for at, data in enumerate(leaves):
@@ -3810,6 +3848,7 @@ def budget_spent(leaves):
         if kind == 0:
             caps, mechanisms = ({row[0]: row for row in rows_} for rows_ in fields[5:7])
             thresholds = fields[7]
+            generation = {row[1]: row for row in fields[10]} if len(fields) > 10 else {}
         elif kind == 32:
             unit, account, above, parent, name, releases, rho, request = fields
             payers = [(unit, account, parent)] + ([(above, parent, None)] if parent else [])
@@ -3819,13 +3858,21 @@ def budget_spent(leaves):
             need(any(payer[0] in caps and payer[0] != "session" for payer in payers), "NO_CAP", at)
             for payer in payers:
                 need(kinds.get(payer[1], payer[::2]) == payer[::2], "ACCOUNT", at)
+                if payer[0] == "contribution":
+                    need(account not in withdrawn, "WITHDRAWN", at)
+                    if generation:
+                        need(account in admitted, "REFERENCE", at)
+                        name, ends = admitted[account]
+                        need(moment < ends, "EXPIRED", at)
+                        need(releases <= generation[name][5], "TOKENS", at)
+                        need(rho >= token_cost(*generation[name][2:5]), "RHO", at)
                 after = spent.get(payer[1], 0) + releases * rho
-                need(payer[0] not in caps or after <= caps[payer[0]][3], "EXHAUSTED", at)
+                need(payer[0] not in caps or after <= cap_of(*payer[:2]), "EXHAUSTED", at)
             for payer in reversed(payers):
                 kinds[payer[1]] = payer[::2]
                 spent[payer[1]] = spent.get(payer[1], 0) + releases * rho
                 for percent in thresholds if payer[0] in caps else ():
-                    reached = 100 * spent[payer[1]] >= percent * caps[payer[0]][3]
+                    reached = 100 * spent[payer[1]] >= percent * cap_of(*payer[:2])
                     if reached and (payer[1], percent) not in told:
                         pending.append((payer[0], payer[1], percent))
             open_[seq], requests[request] = (releases, rho, [payer[1] for payer in payers], request), seq
@@ -3853,12 +3900,44 @@ def budget_spent(leaves):
         elif kind == 36:
             need(fields[0] in delivered, "DELIVERED", at)
             delivered.remove(fields[0])
+        elif kind == 37:
+            account, content, ends = judge_reference(*fields, moment, generation)
+            need(account not in admitted, "REPEATED", at)
+            need(account not in withdrawn, "WITHDRAWN", at)
+            need(content not in contents, "DUPLICATE_CONTENT", at)
+            admitted[account] = fields[0], ends
+            contents.add(content)
+        elif kind == 38:
+            need(fields[0] not in withdrawn, "WITHDRAWN", at)
+            need(kinds.get(fields[0], ("contribution",))[0] == "contribution", "ACCOUNT", at)
+            withdrawn.add(fields[0])
         else:
             epochs += 1
             true = [epochs, totals[0], len(open_), totals[1], totals[2], len(spent), balances_root(spent)]
             need(fields == true, "TOTALS", at)
     need(not pending, "NOTICE", at)
     return spent
+
+
+def token_cost(references, clip, temperature):
+    """Return the least rho of a token in 1e-9, rounded up."""
+    return math.ceil(Fraction(10**9 * clip**2, 2 * references**2 * temperature**2))
+
+
+def judge_reference(name, descriptor, message, moment, generation):
+    """Return digest, content and end of a contribution that a leaf admits to generation."""
+    need(name in generation, "RULE", name)
+    signed = read_descriptor(descriptor)
+    _, issuer, subject, given, _, _ = read_message(message)
+    need(signed[4] == name, "CLASS", name)
+    need("generate" in signed.get(16, ["train"]), "PURPOSE", "not signed to generate")
+    need(14 not in signed or (signed[5], signed[6]) == (MOST_MICRO, 1), "LIMIT", "limited over all runs")
+    need(signed[8] <= moment, "NOT_YET_VALID", moment)
+    need(moment < signed[9], "EXPIRED", moment)
+    digest = sha256(descriptor)
+    need((issuer, given) == (signed[2].hex(), TYPE % "attestation"), "ISSUER", issuer)
+    need(subject == "sha-256:" + digest.hex(), "ISSUER", subject)
+    return digest, signed[7], signed[9]
 
 
 def balances_root(spent):
@@ -3895,9 +3974,9 @@ def budget_cases(table):
         yield f"budget leaf {row['name']}", True, same and [seq, kind, moment, *fields] == from_json(row["fields"])
     for row in table["invalid"]:
         yield f"no budget leaf: {row['name']}", "refused", verdict_of(read_budget_leaf, bytes.fromhex(row["cbor"]))
-    honest = table["logs"][0]["leaves"]
+    whole = {row["name"]: row["leaves"] for row in table["logs"]}
     for row in table["logs"]:
-        leaves = [bytes.fromhex(leaf) for leaf in honest[: row["kept"]] + row["leaves"]]
+        leaves = [bytes.fromhex(leaf) for leaf in whole[row["of"]][: row["kept"]] + row["leaves"]]
         yield f"budget log {row['name']}", row["answer"], verdict_of(budget_spent, leaves)
         if row["answer"] == "accepted":
             spent = budget_spent(leaves)
@@ -4096,6 +4175,7 @@ def judge(world, row):
     need(fields[4] in rules, "CLASS_UNKNOWN")
     need(fields[4] in registry.contributors[who]["classes"], "CLASS_NOT_GRANTED")
     rule = rules[fields[4]]
+    judge_purpose(fields, rule, row.get("purpose", "train"))
     need(fields[8] <= now < fields[9], "EXPIRED")
     longest = policy[17] if rule["validity"] is None else min(policy[17], rule["validity"])
     need(fields[9] - fields[8] <= longest, "WINDOW")

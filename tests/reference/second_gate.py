@@ -33,8 +33,8 @@ STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("descriptor at most 16 384 bytes, message at most 1 024, opening at most 512", ("SIZE",)),
     ("the descriptor is one item of the CBOR subset, nothing else", ("CBOR", "CBOR_NONCANONICAL", "RANGE")),
     (
-        "it is a map with exactly the fields 1 to 12, perhaps 13 to 17, of the right types and ranges, for the one purpose"
-        " that is served, and encodes to the bytes received",
+        "it is a map with exactly the fields 1 to 12, perhaps 13 to 17, of the right types and ranges, for purposes that are"
+        " served, and encodes to the bytes received",
         ("TYPE", "SCHEMA", "RANGE", "WINDOW", "PURPOSE", "CBOR_NONCANONICAL"),
     ),
     (
@@ -59,7 +59,11 @@ STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("the corpus is the policy's", ("AUDIENCE",)),
     ("the principal, if both registry and opening state one, is the same", ("PRINCIPAL",)),
-    ("the class is in the policy, and granted to the contributor", ("CLASS_UNKNOWN", "CLASS_NOT_GRANTED")),
+    (
+        "the class is in the policy, and granted to the contributor; the use that is asked for, training or generation, is"
+        " among the purposes of the descriptor, and of the class",
+        ("CLASS_UNKNOWN", "CLASS_NOT_GRANTED", "PURPOSE"),
+    ),
     (
         "not before <= now < not after, and validity no longer than the class and the policy allow",
         ("NOT_YET_VALID", "EXPIRED", "WINDOW"),
@@ -105,6 +109,8 @@ class Rules:
         contributors: Per contributor its keys, each (raw, not before, not after, revoked at or None), classes and principal.
         registry_time: Time of the registry's last entry.
         lengths: Per class the public lengths that it offers.
+        purposes: Per class its purposes; train where it is not named.
+        purpose: The use that is asked for.
     """
 
     corpus: str
@@ -114,6 +120,8 @@ class Rules:
     contributors: dict[str, tuple[list[tuple[bytes, int, int, int | None]], list[str], str | None]]
     registry_time: int
     lengths: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    purposes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    purpose: str = "train"
 
 
 def judge(descriptor: bytes, message: bytes, opening: bytes, content_hash: bytes | None, rules: Rules, now: int) -> str:
@@ -293,7 +301,7 @@ def _descriptor(fields: Any) -> dict[int, Any]:
             _purposes(value)
     require((fields.get(14) is None) is (fields.get(15) is None), "RANGE")
     require(fields[9] > fields[8], "WINDOW")
-    require(fields.get(16) in (None, ["train"]), "PURPOSE")
+    require("query" not in (fields.get(16) or ()), "PURPOSE")
     require(None not in fields.values(), "CBOR_NONCANONICAL")
     return fields
 
@@ -390,6 +398,8 @@ def _judge(
     with step(13):
         require(fields[4] in rules.classes, "CLASS_UNKNOWN")
         require(fields[4] in granted, "CLASS_NOT_GRANTED")
+        require(rules.purpose in fields.get(16, ["train"]), "PURPOSE")
+        require(rules.purpose in rules.purposes.get(fields[4], ("train",)), "PURPOSE")
     clip, noise, window = rules.classes[fields[4]]
     with step(14):
         require(fields[8] <= now, "NOT_YET_VALID")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from attest.corpus import open_corpus
-from attest.descriptor import ContributionDescriptor
+from attest.descriptor import TRAIN, ContributionDescriptor
 from attest.errors import AttestError, CorpusRefused
 from attest.gate.admission import GateReport
 from attest.policy import ClassRule, Policy
@@ -144,8 +144,8 @@ class Case:
 
 
 def attested(path: Path, policy: Policy, progress: Callable[[int], None] | None = None) -> CorpusSize:
-    """Count what the attestations of a corpus say of the classes and bounds of a policy; nothing is verified, and what cannot
-    be read counts as refused. `progress` is called with the number counted so far."""
+    """Count what the attestations of a corpus say of the classes and bounds of a policy, of what may be trained on; nothing is
+    verified, and what cannot be read counts as refused. `progress` is called with the number counted so far."""
     size = CorpusSize("attested")
     for count, item in enumerate(open_corpus(path), start=1):
         if progress is not None:
@@ -162,7 +162,7 @@ def attested(path: Path, policy: Policy, progress: Callable[[int], None] | None 
             size.other_corpus += 1
         elif rule is None:
             size.unknown[signed.admissibility_class] += 1
-        else:
+        elif rule.trained and signed.allows(TRAIN):
             size.classes[rule.name] += 1
             size.contributors[signed.contributor] += 1
             size.too_soft[rule.name] += not _within(signed, rule, policy)

@@ -13,7 +13,7 @@ import typer
 from attest import keys, signed_file
 from attest.corpus import SigningTemplate, copy_unique, sign_corpus
 from attest.corpus.records import SUFFIX
-from attest.descriptor import PUBLIC_BOUNDS
+from attest.descriptor import PUBLIC_BOUNDS, TRAIN
 from attest.errors import CorpusRefused
 from attest.fixed_point import PICO, to_micro, to_pico
 from attest.policy import ClassRule, Policy
@@ -106,6 +106,9 @@ def sign(
     public: Annotated[
         bool, option("The data is public: for a public class, which neither clips nor adds noise.", "--public")
     ] = False,
+    purpose: Annotated[
+        list[inputs.Purpose] | None, option("What it may be used for, generating texts or training; repeat; default: train.")
+    ] = None,
     data_class: Annotated[str, option("What kind of data it is, as an identifier.")] = "unspecified",
     not_before: Annotated[int | None, moment("First moment of validity; default: now.")] = None,
     days: Annotated[int, option("Days of validity.", min=1)] = 365,
@@ -161,6 +164,14 @@ def sign(
             )
         wrong_if(max_epsilon is not None, "of a public contribution no epsilon is promised; give --public, or --max-epsilon")
         preset = PUBLIC_BOUNDS
+    purposes = tuple(sorted({word.value for word in purpose})) if purpose else None
+    if rules is not None:
+        served = rules.class_rule(admissibility_class).purposes
+        if beyond := [word for word in purposes or (TRAIN,) if word not in served]:
+            raise typer.BadParameter(
+                f"class {admissibility_class} is for {' and '.join(served)} in {policy}, asked for is {' and '.join(beyond)}; "
+                "give --purpose for what the class has, or choose another class"
+            )
     max_delta_pico = _delta_of_limit(max_epsilon, max_delta, rules)
     length_of = None
     if length_field is not None:
@@ -195,11 +206,13 @@ def sign(
         max_epsilon_micro=None if max_epsilon is None else to_micro(max_epsilon, rounding="down"),
         max_delta_pico=max_delta_pico,
         public_length=public_length,
+        purposes=purposes,
     )
     repeated = 0
     if unique is not None:
         inputs.refuse_to_overwrite(unique)
         repeated, data = copy_unique(data, unique), unique
+    may = f", to {' and '.join(purposes)}" if purposes else ""
     target = out or data.resolve().with_name(data.resolve().name + SUFFIX)
     with progress_bar("signing", lambda: contributions_in(data)) as progress:
         count = sign_corpus(data, target, signer, template, progress, length_of=length_of)
@@ -210,10 +223,17 @@ def sign(
         f"{template.noise_multiplier_micro / 1e6:g} at least"
     )
     return Told(
-        {"signed": count, "path": str(target), "contributor": name, "corpus": corpus, "repeated": repeated},
+        {
+            "signed": count,
+            "path": str(target),
+            "contributor": name,
+            "corpus": corpus,
+            "purposes": list(template.purposes or (TRAIN,)),
+            "repeated": repeated,
+        },
         [
-            f"signed {counted(count, 'contribution')} as {name} for {corpus}, class {admissibility_class}: {bounds}, until "
-            f"{utc(template.not_after)}"
+            f"signed {counted(count, 'contribution')} as {name} for {corpus}, class {admissibility_class}{may}: {bounds}, "
+            f"until {utc(template.not_after)}"
             + (f"; {repeated:,} that repeat another are not in {unique}" if unique is not None else "")
             + f"\n{target}"
         ],

@@ -14,7 +14,7 @@ import typer
 from attest import keys, sign1
 from attest.attestation import Attestation
 from attest.corpus.records import SUFFIX
-from attest.descriptor import ContributionDescriptor
+from attest.descriptor import TRAIN, ContributionDescriptor
 from attest.errors import AttestError, CborError
 from attest.fixed_point import from_micro, from_pico
 from attest.gate import Gate
@@ -129,6 +129,7 @@ class Listed(Result):
     corpora: Counter[str] = field(default_factory=Counter)
     classes: Counter[str] = field(default_factory=Counter)
     contributors: Counter[str] = field(default_factory=Counter)
+    purposes: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
     rows: list[tuple[int, Attestation, Check | None]] = field(default_factory=list)
     broken: AttestError | None = None
@@ -146,6 +147,7 @@ class Listed(Result):
             self.corpora[signed.corpus] += 1
             self.classes[signed.admissibility_class] += 1
             self.contributors[_who(signed)] += 1
+            self.purposes[" and ".join(signed.purposes or (TRAIN,))] += 1
         if failure is not None:
             self.failures[failure.code or "FAILED"] += 1
         if len(self.rows) < limit:
@@ -163,7 +165,8 @@ class Listed(Result):
         return bool(self.failures)
 
     def as_json(self) -> dict[str, Any]:
-        counts = {name: dict(getattr(self, name).most_common()) for name in ("corpora", "classes", "contributors", "failures")}
+        names = ("corpora", "classes", "contributors", "purposes", "failures")
+        counts = {name: dict(getattr(self, name).most_common()) for name in names}
         return counts | {
             "count": self.count,
             "verified": None if self.verifier.idle else self.good,
@@ -190,7 +193,8 @@ class Listed(Result):
             yield rows
         if self.count > len(self.rows):
             yield f"... and {self.count - len(self.rows):,} more (--limit)"
-        for what, counts in (("corpus", self.corpora), ("class", self.classes), ("contributor", self.contributors)):
+        listed = {"corpus": self.corpora, "class": self.classes, "contributor": self.contributors, "may": self.purposes}
+        for what, counts in listed.items():
             more = f", and {len(counts) - 10:,} more" if len(counts) > 10 else ""
             yield f"{what}: {', '.join(f'{name} {count:,}' for name, count in counts.most_common(10)) or 'none'}{more}"
         for code, count in self.failures.most_common():
@@ -268,6 +272,7 @@ def _as_json(attestation: Attestation) -> dict[str, Any]:
     own = "contributor data_class content_hash nonce principal"
     told = pick(descriptor, own) if opened else dict.fromkeys(own.split())
     told |= pick(descriptor.bounds, "clip_norm noise_multiplier")
+    purposes = list(descriptor.purposes or (TRAIN,))
     names = "corpus not_before not_after max_occurrences max_examples public_length"
     epsilon, delta = descriptor.max_epsilon_micro, descriptor.max_delta_pico
     return (
@@ -276,6 +281,7 @@ def _as_json(attestation: Attestation) -> dict[str, Any]:
         | {
             "descriptor_hash": descriptor.digest().hex(),
             "key_id": key_id,
+            "purposes": purposes,
             "max_epsilon": None if epsilon is None else from_micro(epsilon),
             "max_delta": None if delta is None else float(from_pico(delta)),
             "opened": opened,

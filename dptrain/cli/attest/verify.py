@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from attest import keys, sign1
 from attest.attestation import Attestation
 from attest.corpus import Item, open_corpus
-from attest.descriptor import ContributionDescriptor, SignedDescriptor
+from attest.descriptor import BUILT, TRAIN, ContributionDescriptor, SignedDescriptor
 from attest.errors import AttestError, CorpusRefused, KeyRefused
 from attest.gate import Admission, Seen, decide
 from attest.policy import Policy
@@ -140,9 +140,15 @@ class Verifier:
         if isinstance(signed, SignedDescriptor):
             return Check("admission", "unchecked", "the gate needs the opening, which lies beside the data")
         known = {"policy": self.policy, "registry": self.registry, "now": self.now, "seen": Seen()}
-        outcome = decide(attestation, signed.content_hash, **known)
-        if isinstance(outcome, Admission):
-            return Check("admission", "passed", "the gate would admit it now, if content and uniqueness hold")
+        asked = [word for word in BUILT if signed.allows(word)]
+        found = {word: decide(attestation, signed.content_hash, **known, purpose=word) for word in asked}
+        refused = [(word, outcome) for word, outcome in found.items() if not isinstance(outcome, Admission)]
+        if len(refused) < len(found):
+            admitted = " and ".join(word for word, outcome in found.items() if isinstance(outcome, Admission))
+            not_for = "".join(f"; not to {word}: {outcome.sentence}" for word, outcome in refused)
+            told = f"the gate would admit it now to {admitted}, if content and uniqueness hold{not_for}"
+            return Check("admission", "passed", told)
+        outcome = refused[-1][1]
         return Check("admission", "failed", outcome.sentence, str(outcome.code))
 
 
@@ -175,11 +181,12 @@ def verify(
     """
     name, raw = keys.load_named_public_key(pub)
     now = int(time.time()) if at is None else at
-    good, codes, listed = 0, Counter[str](), []
+    good, codes, purposes, listed = 0, Counter[str](), Counter[str](), []
     with progress_bar("verifying", lambda: contributions_in(data)) as progress:
         for count, item in enumerate(open_corpus(data), start=1):
             try:
-                _check_item(item, name, raw, now)
+                signed = _check_item(item, name, raw, now)
+                purposes[" and ".join(signed.purposes or (TRAIN,))] += 1
                 good += 1
             except AttestError as error:
                 codes[str(error.code)] += 1
@@ -190,12 +197,14 @@ def verify(
             if progress is not None:
                 progress(count)
     failed = codes.total()
-    told = {"verified": good, "failed": failed, "codes": dict(codes.most_common()), "failures": listed}
+    told: dict[str, Any] = {"verified": good, "failed": failed, "codes": dict(codes.most_common())}
+    told |= {"purposes": dict(purposes.most_common()), "failures": listed}
     return Told(told, _text(told, name), exit_code=bool(failed or not good))
 
 
-def _check_item(item: Item, name: str, raw: bytes, now: int) -> None:
-    """Checks one contribution under the key `raw` of `name`. Raises AttestError: with the code of what is wrong."""
+def _check_item(item: Item, name: str, raw: bytes, now: int) -> ContributionDescriptor:
+    """Checks one contribution under the key `raw` of `name`, and returns what was signed. Raises AttestError: with the code of
+    what is wrong."""
     if item.problem is not None:
         raise item.problem
     if item.attestation is None:
@@ -208,10 +217,11 @@ def _check_item(item: Item, name: str, raw: bytes, now: int) -> None:
     if not signed.not_before <= now < signed.not_after:
         code = "EXPIRED" if now >= signed.not_after else "NOT_YET_VALID"
         raise CorpusRefused(code, f"valid from {utc(signed.not_before)} until {utc(signed.not_after)}; sign it anew")
+    return signed
 
 
 def _text(told: dict[str, Any], name: str) -> Iterator[Shown]:
-    good, failed, codes, listed = told.values()
+    good, failed, codes, purposes, listed = told.values()
     for failure in listed:
         yield styled("red", failure["code"], f" {failure['where']}: {failure['sentence']}")
     if failed > len(listed):
@@ -219,6 +229,8 @@ def _text(told: dict[str, Any], name: str) -> Iterator[Shown]:
     if len(codes) > 1:
         yield ", ".join(f"{code} {count:,}" for code, count in codes.items())
     yield f"{good:,} verified, {failed:,} failed, signer {name}"
+    if purposes:
+        yield f"signed to {', to '.join(f'{words}: {count:,}' for words, count in purposes.items())}"
     if not good and not failed:
         yield "there was nothing to verify: no data, or no attestations beside it"
     elif not failed:

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from attest import sign1
 from attest.attestation import Attestation
-from attest.descriptor import ContributionDescriptor, SignedDescriptor, Terms
+from attest.descriptor import GENERATE, TRAIN, ContributionDescriptor, SignedDescriptor, Terms
 from attest.fixed_point import from_micro, from_pico
 from attest.policy import Policy
 from attest.policy.sampling import period
@@ -17,6 +17,7 @@ from attest.schedule.turns import dearest_turns
 from attest.schema.plain import in_words
 from attest.schema.rounding import at_most
 from dptrain.cli.advice.findings import rounded
+from dptrain.cli.advice.generation import generated
 from dptrain.cli.output import counted
 from dptrain.clipping.own_noise import OwnNoise, own_bounds, own_noise
 from dptrain.planning.plan import spent
@@ -65,13 +66,26 @@ def permission(signed: ContributionDescriptor | SignedDescriptor) -> str:
         epsilon, delta = from_micro(signed.max_epsilon_micro), float(from_pico(signed.max_delta_pico or 0))
         limit = f" Over all runs together it may spend an epsilon of {epsilon:g} at most, at delta {delta:g}."
     return (
-        f"{who} permits the corpus {signed.corpus}, and no other, to train on one contribution{kind} as class "
+        f"{who} permits the corpus {signed.corpus}, and no other, to {_uses(signed)} one contribution{kind} as class "
         f"{signed.admissibility_class}.{about}{examples}{limit}"
     )
 
 
+def _uses(signed: Terms) -> str:
+    """Says what it may be used for."""
+    words = {TRAIN: "train a model on", GENERATE: "generate texts from"}
+    if not signed.allows(GENERATE):
+        return "train on"
+    return " and ".join(said for word, said in words.items() if signed.allows(word))
+
+
 def meaning(signed: Terms) -> str:
-    """Says what the two signed bounds do in a step."""
+    """Says what the two signed bounds do in a step of training; nothing where it is not trained on."""
+    if not signed.allows(TRAIN):
+        return (
+            "No model is trained on it, so that its clip norm and noise multiplier bound nothing: what a text takes of it is "
+            "bounded by the rule that the policy has for its class."
+        )
     cap = (
         f"It may be drawn {counted(signed.max_occurrences, 'time')} at most."
         if signed.max_occurrences
@@ -107,6 +121,19 @@ def under(signed: Terms, policy: Policy, signed_policy: bool) -> str:
     if policy.find_class(signed.admissibility_class) is None:
         known = ", ".join(rule.name for rule in policy.classes)
         return f"The policy given has no class {signed.admissibility_class}, only {known}: under it, this is not admitted."
+    rule = policy.class_rule(signed.admissibility_class)
+    made = ""
+    if signed.allows(GENERATE):
+        made = f"The policy given has no generation in class {rule.name}: no text is made from it. "
+        if rule.generation is not None:
+            made = f"{generated(rule.generation, float(policy.delta))}. "
+    if not (signed.allows(TRAIN) and rule.trained):
+        told = "" if not signed.allows(TRAIN) else f"Class {rule.name} is not for training in the policy given. "
+        return (made + told).strip()
+    return made + _trained(signed, policy, signed_policy)
+
+
+def _trained(signed: Terms, policy: Policy, signed_policy: bool) -> str:
     if policy.class_rule(signed.admissibility_class).public:
         said = "no epsilon is claimed for them" if signed.public else "this one did not sign that, so it is not admitted"
         return f"Class {signed.admissibility_class} is public in the policy given, neither clipped nor noised: {said}."
@@ -115,9 +142,10 @@ def under(signed: Terms, policy: Policy, signed_policy: bool) -> str:
 
 def own_noise_of(signed: Terms, policy: Policy) -> OwnNoise | None:
     """Returns the noise that its own bounds would need under a policy; None where that says nothing of it, or no noise does."""
-    if signed.corpus != policy.corpus or policy.find_class(signed.admissibility_class) is None or (
-        accountants.refusal_of(policy) is not None
-    ):
+    rule = policy.find_class(signed.admissibility_class)
+    if signed.corpus != policy.corpus or rule is None or not (rule.trained and signed.allows(TRAIN)):
+        return None
+    if accountants.refusal_of(policy) is not None:
         return None
     return None if signed.public else noise_for(policy, signed.admissibility_class, signed)
 

@@ -69,6 +69,10 @@ def verify(
         Path | None,
         file_option("REGISTRY", "Registry of the contributors' keys, in place of the one in the export, which it must extend."),
     ] = None,
+    policy: Annotated[
+        list[Path] | None,
+        file_option("POLICY", "Of a budget log: signed policy that its rules of generation name. Repeat."),
+    ] = None,
     require_full: Annotated[
         bool, option("Exit with code 1 unless the verdict is FULL: TOLD and SUMMARISED fail too.", "--require-full")
     ] = False,
@@ -79,18 +83,24 @@ def verify(
     model and no torch. Get the key from the ledger's operator by another way than the export. FULL needs what contributors
     signed in the export, and the registry of their keys, there or with --registry. Behind the verdict stand the
     words that weaken it, such as OPEN or NO_QUORUM; docs/auditors.md has them all. Read the notes too: they say what nothing
-    is wrong with and a reader should know. Times are held against the clock of this machine, so see that it is right. Exit
-    code 1 for FAILED; with --require-full for whatever is not FULL.
+    is wrong with and a reader should know. An export of a budget log is added up; with --owner-key, --policy and --registry
+    consent to generation is held against what was signed. Times are held against the clock of this machine, so see that it is
+    right. Exit code 1 for FAILED; with --require-full for whatever is not FULL.
 
     Example: `dptrain ledger verify export/ --key ledger.pub --owner-key owner.pub --remember seen/`
     """
     owner, vkeys = trusted(key, owner_key)
     if holds_budget(export):
-        given = owner_key or require_quorum or earlier or withdrawals or registry
-        wrong_if(bool(given), "this is an export of a budget: it takes --key, --min-size, --max-age, --now and --remember")
-        budget = verify_budget(export, vkeys, now=now, minimum_size=min_size, max_age=max_age)
+        given = require_quorum or earlier or withdrawals
+        wrong_if(bool(given), "this is an export of a budget: --require-quorum, --earlier and --withdrawals say nothing of it")
+        unread = (policy or registry) and owner is None
+        wrong_if(bool(unread), "--policy and --registry are read under the corpus owner's key: give it with --owner-key")
+        brought: dict[str, Any] = {"owner_key": owner, "policies": policy or (), "registry": registry}
+        with counting(f"auditing {export}"):
+            budget = verify_budget(export, vkeys, now=now, minimum_size=min_size, max_age=max_age, **brought)
         told = budget if remember is None else hold_against_memory(budget, export, remember, vkeys)
         return Told(told.to_json(), ledger_show.budget_text(told), exit_code(told.verdict, require_full=require_full))
+    wrong_if(bool(policy), "this is the export of a run, which holds its policy: --policy is for the export of a budget")
     asked: dict[str, Any] = {"require_quorum": require_quorum, "minimum_size": min_size, "max_age": max_age, "now": now}
     asked |= {"withdrawals": withdrawals, "registry": registry, "owner_key": owner}
     with counting(f"auditing {export}"):

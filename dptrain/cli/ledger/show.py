@@ -9,16 +9,17 @@ from typing import Any, Final
 from rich.text import Text
 
 from attest.files import read_limited
+from attest.fixed_point import MICRO
 from attest.registry import read_states
 from attest.schema.plain import utc, visible
 from attest.schema.rounding import at_least
-from dptrain.cli.output import number, spent, styled, table, table_of
+from dptrain.cli.output import counted, number, spent, styled, table, table_of
 from dptrain.cli.registry.show import keys_table
 from dptrain.cli.results import Shown, Told, pick
 from ledger import layout
 from ledger.audit import AuditReport, Verdict
 from ledger.audit.findings import QUALIFIERS, WHERE_BEYOND, headline, word_of
-from ledger.budget.audit import BudgetReport
+from ledger.budget.audit import WORDS, BudgetReport, ContributionRow, RuleRow
 from ledger.note import parse_verifier_key
 from ledger.release import ReleaseReport
 from ledger.replay import Replay
@@ -95,7 +96,7 @@ def budget_text(audited: BudgetReport) -> Iterator[Shown]:
     for finding in audited.findings:
         yield styled("red", finding.code, f" {visible(finding.where, plain=True)}: {finding.sentence}")
     for word in audited.qualifiers:
-        yield styled("yellow", word, f" {QUALIFIERS[word].sentence}; {QUALIFIERS[word].remedy}")
+        yield styled("yellow", word, f" {WORDS[word].sentence}; {WORDS[word].remedy}")
     for note in audited.notes:
         yield f"note: {note}"
     for origin, size, root in audited.beside:
@@ -109,6 +110,48 @@ def budget_text(audited: BudgetReport) -> Iterator[Shown]:
         f"{audited.reserves} reservations of {audited.reserved_nano} in all, {audited.freed_nano} freed, {audited.open} open; "
         f"{audited.budget_epochs} epochs closed"
     )
+    for row in audited.generation:
+        yield from _rule_text(row)
+    for one in audited.contributions:
+        yield from _charged_text(one)
+
+
+def _rule_text(row: RuleRow) -> Iterator[Shown]:
+    """Yields the rule of a class, and what its contributions have spent."""
+    rule = row.rule
+    whose = "as the owner signed it" if row.signed else "the operator's word"
+    drawn = "the whole vocabulary" if rule.top_k is None else f"{rule.top_k} tokens"
+    yield styled("bold", f"generation from class {rule.name}", f", policy {row.policy}: {whose}")
+    yield (
+        f"  B {rule.references}, C {number(rule.clip_norm_micro / MICRO)}, tau {number(rule.temperature_micro / MICRO)}, "
+        f"{drawn}, at most {rule.tokens} tokens a text; a token costs {row.token_nano} or more, a contribution pays at most "
+        f"{rule.max_rho_nano} of 1e-9 rho"
+    )
+    yield (
+        f"  {counted(row.admitted, 'contribution')} admitted, {row.verified} with a signature that verified, "
+        f"{row.withdrawn} withdrawn; the most spent {row.most_nano}, epsilon {spent(row.most_epsilon)} at delta {row.delta:g}"
+    )
+
+
+def _charged_text(row: ContributionRow) -> Iterator[Shown]:
+    """Yields what was charged to a contribution, text by text."""
+    if row.admitted is not None:
+        about = f"admitted to generation by leaf {row.admitted}, class {row.rule}"
+    else:
+        about = "not admitted to generation by this log"
+    yield styled("bold", row.account, f"  {about}")
+    if row.withdrawn is not None:
+        yield f"  withdrawn by leaf {row.withdrawn}: nothing is reserved for it behind that"
+    for text in row.texts:
+        computed = "no leaf says how many were computed" if text.computed is None else f"{text.computed} computed"
+        yield (
+            f"  leaf {text.seq}, {utc(text.time)}: {counted(text.releases, 'token')} of {text.rho_nano} each, {computed}; "
+            f"charged {text.charged_nano}; {text.mechanism}: {visible(text.words, plain=True)}"
+        )
+    cap = "no cap" if row.cap_nano is None else f"of at most {row.cap_nano}"
+    worth = "" if row.spent_epsilon is None else f"; epsilon {spent(row.spent_epsilon)}"
+    limit = "" if row.cap_epsilon is None else f" of at most {spent(row.cap_epsilon)} at delta {row.delta:g}"
+    yield f"  {counted(len(row.texts), 'text')}, {row.spent_nano} {cap} (1e-9 rho){worth}{limit}"
 
 
 def report_text(report: AuditReport | ReleaseReport, about: str, of: str | None = None) -> Iterator[Shown]:

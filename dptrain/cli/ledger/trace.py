@@ -1,5 +1,6 @@
 """`dptrain ledger show` and `trace`: what a ledger says, and what became of one contribution in one run or in several."""
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,15 +12,17 @@ from attest.fixed_point import MICRO, PICO
 from attest.schema.plain import utc, visible
 from dptrain.cli.attest.anchor import AttestationsOption, RecordOption
 from dptrain.cli.attest.words import noise_for
-from dptrain.cli.inputs import MemberRecords
+from dptrain.cli.inputs import MemberRecords, read_attestations
 from dptrain.cli.ledger.place import LedgerOrExport, Now, OwnersKey, StateDirectory, VerifierKeys, place_of, trusted
-from dptrain.cli.ledger.show import shown_parties, summary, summary_text, verdict_line
+from dptrain.cli.ledger.show import budget_text, shown_parties, summary, summary_text, verdict_line
 from dptrain.cli.ledger.wanted import Asked, ContributorKey, ContributorRegistry, Given, Nonce, is_anchor
 from dptrain.cli.options import argument, file_option, folder_argument, option, wrong_if
 from dptrain.cli.output import counted, counting, number, spent, styled, table_of
 from dptrain.cli.results import Shown, Told, pick
 from ledger.audit.findings import VERDICTS, WHERE_BEYOND, headline
 from ledger.audit.verify import open_export
+from ledger.budget.audit import holds_budget, verify_budget
+from ledger.errors import ExportRefused
 from ledger.log import Ledger
 from ledger.proofs.membership import read_admitted
 from ledger.proofs.tracing import TracedOver, TracedRun, open_exports, trace_over
@@ -52,6 +55,10 @@ def show(
     header: Annotated[
         bool, option("Who signs: owner, ledger and auditors, and of an export with a registry the contributors.", "--header")
     ] = False,
+    attestation: Annotated[
+        list[Path] | None,
+        file_option("DATA.attest", "For an export of a budget log: what was charged to what you signed here. Repeat."),
+    ] = None,
     now: Now = None,
     state: StateDirectory = None,
 ) -> Told:
@@ -60,7 +67,8 @@ def show(
     Takes the ledger, or an export and the ledger's public key: an export is audited first, and asked nothing if it FAILED.
     With --content and --nonce, or with --anchor: where that content was admitted, the windows in whose pool it was, the blocks
     that it could touch, what it has spent, and which releases it may have influenced. With --withdrawn: the statement for
-    everybody who withdrew. With --header: whose keys sign.
+    everybody who withdrew. With --header: whose keys sign. Of an export of a budget log: what its units spent, and with
+    --attestation each text that was charged to a contribution of yours, by which mechanism, and the most that it may spend.
 
     Example: `dptrain ledger show ledger.db`
     """
@@ -69,6 +77,11 @@ def show(
     wrong_if(nonce is not None and content is None, "--nonce goes with --content: by itself it says nothing")
     if withdrawn and (content is not None or anchor is not None):
         raise typer.BadParameter("give --content, --anchor or --withdrawn, not two of them")
+    if Path(ledger).is_dir() and holds_budget(ledger):
+        asked = content or nonce or anchor or pub or registry or withdrawn or header or state
+        wrong_if(bool(asked), "this is an export of a budget: it takes --key, --attestation and --now")
+        return _budget(Path(ledger), key, attestation, owner_key, now)
+    wrong_if(bool(attestation), "--attestation is for an export of a budget; give --content with --nonce, or --anchor")
     given = Given(content, nonce, pub, registry)
     given.require_keys(anchored=anchor is not None)
     if header and (withdrawn or content is not None or anchor is not None):
@@ -84,6 +97,22 @@ def show(
             return shown_parties(run, ledger)
         data = summary(run, root)
     return Told(data, summary_text(data))
+
+
+def _budget(
+    export: Path, key: list[str] | None, attestations: list[Path] | None, owner_key: Path | None, now: int | None
+) -> Told:
+    """Returns what a budget log says, and what was charged to these contributions; refused if the audit of the export fails."""
+    if not key:
+        raise typer.BadParameter(f"'{export}' is an export: give the log's public key with --key")
+    digests = [hashlib.sha256(one.descriptor).digest() for path in attestations or [] for one in read_attestations(path)]
+    owner, vkeys = trusted(key, owner_key)
+    with counting(f"auditing {export}"):
+        found = verify_budget(export, vkeys, owner_key=owner, now=now, contributions=digests)
+    if found.verdict == "FAILED":
+        first = found.findings[0]
+        raise ExportRefused("FAILED", f"the audit found {first.code} at {first.where}: {first.sentence}; it is asked nothing")
+    return Told(found.to_json(), budget_text(found))
 
 
 @contextmanager

@@ -9,37 +9,47 @@ from typing import Any, Final
 
 from attest import cbor
 from ledger.budget import Unit
-from ledger.budget.leaves import Header, Leaf, Reserve, decode_leaf, encode_leaf
+from ledger.budget.leaves import Header, Leaf, Reference, Reserve, Withdrawn, decode_leaf, encode_leaf
 from ledger.budget.rho import cap_nano
 from ledger.budget.state import BudgetState
 from ledger.errors import BudgetExhausted, LeafRefused
 from ledger.merkle import leaf_hash, root
 from tests.vectors.conformance.values import told
+from tests.worlds import generating
 from tests.worlds.budget_lies import LIES, lived
 
 NOT_BY_LEAVES: Final = ("a cap worth more than it says", "another origin", "another key", "two headers", "no header")
 """Lies that the replay of the leaves behind a header does not find, or that are not of such a leaf."""
 
 
+MADE: Final = {"honest": lived, "generated": generating.generated}
+"""Logs that hold: one of users, one of contributions that make texts."""
+
+
 @cache
-def honest() -> tuple[Leaf, ...]:
-    """Returns the leaves of the honest log."""
-    with tempfile.TemporaryDirectory() as folder, lived(Path(folder) / "b.db") as log:
+def honest(name: str = "honest") -> tuple[Leaf, ...]:
+    """Returns the leaves of a log that holds."""
+    with tempfile.TemporaryDirectory() as folder, MADE[name](Path(folder) / "b.db") as log:
         return tuple(decode_leaf(row.body) for row in log.rows(log.size))
 
 
 def leaves() -> Iterator[dict[str, Any]]:
-    """Yields every leaf of the honest log with its fields."""
-    for leaf in honest():
+    """Yields every leaf of the honest log with its fields, and of the other one those that it alone has."""
+    alone = [leaf for leaf in honest("generated") if isinstance(leaf, Header | Reference | Withdrawn)]
+    for leaf in (*honest(), *alone):
         body = encode_leaf(leaf)
         values = list(cbor.decode(body, max_size=1 << 16).values())
-        name = f"{leaf.seq} {type(leaf).__name__.upper()}"
+        name = f"{leaf.seq} {type(leaf).__name__.upper()}" + (" of contributions" if leaf in alone else "")
         yield {"name": name, "cbor": body.hex(), "hash": leaf_hash(body).hex(), "fields": [told(value) for value in values]}
 
 
 def invalid() -> Iterator[dict[str, Any]]:
     """Yields bytes that are no leaf, each by itself."""
     header, reserve = (next(leaf for leaf in honest() if isinstance(leaf, kind)) for kind in (Header, Reserve))
+    ruled = honest("generated")[0]
+    kinds = (Reference, Withdrawn)
+    reference, withdrawn = (next(leaf for leaf in honest("generated") if isinstance(leaf, kind)) for kind in kinds)
+    rule = list(cbor.decode(encode_leaf(ruled), max_size=1 << 16)[13][0])
     changes: dict[str, tuple[Leaf, dict[int, Any]]] = {
         "position 0 behind a header": (reserve, {0: 0}),
         "a kind of a run": (reserve, {1: 2}),
@@ -69,6 +79,17 @@ def invalid() -> Iterator[dict[str, Any]]:
         "a threshold of 0": (header, {10: [0]}),
         "a threshold above all": (header, {10: [101]}),
         "a key of another name": (header, {4: "another"}),
+        "no rules where their key stands": (ruled, {13: []}),
+        "two rules of a class": (ruled, {13: [rule, rule]}),
+        "a rule without references": (ruled, {13: [[*rule[:2], 0, *rule[3:]]]}),
+        "a rule without a field": (ruled, {13: [rule[:-1]]}),
+        "a rule of a short digest": (ruled, {13: [[bytes(31), *rule[1:]]]}),
+        "rules and no cap of contributions": (ruled, {8: [["user", 1, 1, 1]]}),
+        "a reference without a descriptor": (reference, {4: b""}),
+        "a reference with a long message": (reference, {5: bytes(1025)}),
+        "a reference of no class": (reference, {3: ""}),
+        "a withdrawal of a short digest": (withdrawn, {3: bytes(31)}),
+        "a withdrawal of a name": (withdrawn, {3: "ab" * 32}),
     }
     for name, (leaf, change) in changes.items():
         value = cbor.decode(encode_leaf(leaf), max_size=1 << 16) | change
@@ -93,13 +114,15 @@ def refused(data: bytes) -> str:
 
 
 def logs() -> Iterator[dict[str, Any]]:
-    """Yields the honest log, and of each lie how it goes on behind leaves of that, up to where it is found."""
-    yield {"name": "honest", **log_row([encode_leaf(leaf) for leaf in honest()], 0)}
-    for name, (change, _) in LIES.items():
-        if name not in NOT_BY_LEAVES:
-            found = change(list(honest()))
-            kept = next(at for at, pair in enumerate(zip_longest(found, honest())) if pair[0] != pair[1])
-            yield {"name": name, **log_row([encode_leaf(leaf) for leaf in found], kept)}
+    """Yields both logs that hold, and of each lie how it goes on behind leaves of one of them, up to where it is found."""
+    told = {"honest": (LIES, NOT_BY_LEAVES), "generated": (generating.LIES, generating.BY_PAPERS)}
+    for of, (lies, left_out) in told.items():
+        yield {"name": of, "of": of, **log_row([encode_leaf(leaf) for leaf in honest(of)], 0)}
+        for name, (change, _) in lies.items():
+            if name not in left_out:
+                found = change(list(honest(of)))
+                kept = next(at for at, pair in enumerate(zip_longest(found, honest(of))) if pair[0] != pair[1])
+                yield {"name": name, "of": of, **log_row([encode_leaf(leaf) for leaf in found], kept)}
 
 
 def log_row(bodies: list[bytes], kept: int) -> dict[str, Any]:

@@ -1,0 +1,455 @@
+"""Contributions make texts only behind what their contributors signed, under the rule that the owner signed, not beyond it."""
+
+import hashlib
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from fractions import Fraction
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attest.descriptor import MAX_MICRO, TRAIN
+from attest.policy import SignedPolicy
+from ledger import layout
+from ledger.budget import GenerationRule, Unit
+from ledger.budget.audit import verify_budget
+from ledger.budget.export import export_budget
+from ledger.budget.leaves import Header, Leaf, Notice, Reference, Reserve, Withdrawn, decode_leaf, encode_leaf
+from ledger.budget.log import BudgetLog
+from ledger.budget.notices import told
+from ledger.budget.rho import NANO, bounded_range_nano
+from ledger.budget.state import BudgetState
+from ledger.errors import BudgetExhausted, LeafRefused
+from ledger.export import write_tree
+from ledger.merkle import root as root_of
+from ledger.note import checkpoint_text, sign_note
+from ledger.proofs.prover import ExportReader
+from ledger.storage.place import Place
+from tests.worlds import budgets
+from tests.worlds.commands import Shell
+from tests.worlds.gate import NOW, OWNER, registry_bytes
+from tests.worlds.generating import (
+    BY_PAPERS,
+    FOUR,
+    LIES,
+    RULE,
+    TOKEN,
+    TOKENS,
+    attested,
+    brought,
+    created,
+    generated,
+    signed,
+    text_of,
+    unit,
+)
+from tests.worlds.ledgers import SIGNER
+from tests.worlds.registries import continued, put
+
+ROOT = Path(__file__).parents[2]
+ONE, TWO, THREE, FOURTH = (unit(each) for each in FOUR)
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("generated")
+    with generated(folder / "b.db") as log:
+        return export_budget(log, folder / "export")
+
+
+@pytest.fixture(scope="module")
+def leaves(export: Path) -> list[Leaf]:
+    return [decode_leaf(body) for body in ExportReader(export).entries()]
+
+
+def written(folder: Path, leaves: list[Leaf]) -> Path:
+    """An export of these leaves, as a liar with the log's key writes it."""
+    folder.mkdir()
+    bodies = [encode_leaf(leaf) for leaf in leaves]
+    note = sign_note(checkpoint_text(SIGNER.name, len(bodies), root_of(bodies)), SIGNER)
+    (folder / layout.CHECKPOINT).write_bytes(note)
+    (folder / layout.POLICY).write_text(f"log {SIGNER.vkey}\nquorum none\n")
+    write_tree(folder, bodies)
+    return folder
+
+
+def audited(path: Path, **asked: Any) -> Any:
+    return verify_budget(path, [SIGNER.vkey], now=NOW + 60, minimum_size=1, **asked)
+
+
+def kinds(log: BudgetLog, kind: type) -> list[Any]:
+    return [leaf for row in log.rows(log.size) if isinstance(leaf := decode_leaf(row.body), kind)]
+
+
+def refused(code: str, act: Any, *args: Any, **more: Any) -> None:
+    with pytest.raises(LeafRefused) as caught:
+        act(*args, **more)
+    assert caught.value.code == code, caught.value
+
+
+# --- the rule -------------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 65535), st.integers(1, MAX_MICRO), st.integers(1, MAX_MICRO))
+def test_a_token_costs_c_squared_over_2_b_squared_tau_squared_rounded_up(references: int, clip: int, temperature: int) -> None:
+    rule = replace(RULE, references=references, clip_norm_micro=clip, temperature_micro=temperature)
+    exact = NANO * Fraction(clip, temperature) ** 2 / (2 * references**2)
+    assert exact <= rule.token_nano < exact + 1 and rule.token_nano >= 1
+
+
+def test_what_a_token_costs_is_what_a_choice_of_bounded_range_costs() -> None:
+    assert RULE.token_nano == TOKEN == bounded_range_nano(2 * 0.5 / 7)
+
+
+def test_a_rule_is_copied_from_the_policy_that_was_signed() -> None:
+    assert RULE.policy == signed().digest and (RULE.references, RULE.tokens, RULE.top_k) == (7, TOKENS, 50)
+    refused("RULE", GenerationRule.of, signed(), "open")
+    refused("RULE", GenerationRule.of, signed(), "nobody")
+
+
+def test_no_rule_is_made_of_a_class_that_limits_all_runs_together() -> None:
+    found = signed()
+    classes = tuple(
+        replace(one, max_epsilon_total_micro=10**6) if one.name == "sensitive" else one for one in found.policy.classes
+    )
+    limited: SignedPolicy = replace(found, policy=replace(found.policy, classes=classes))
+    refused("LIMIT", GenerationRule.of, limited, "sensitive")
+
+
+def test_a_header_with_rules_caps_contributions_and_one_without_keeps_its_bytes(path: Path) -> None:
+    with budgets.created(path) as log:
+        body = encode_leaf(log.header)
+    assert body[0] == 0xAD and decode_leaf(body) == log.header and log.header.generation == ()
+    refused("RULE_CAP", created, path.with_name("c.db"), caps={"user": budgets.cap_of(10)})
+    refused("ORDER", replace, log.header, caps=created(path.with_name("d.db")).header.caps, generation=(RULE, RULE))
+
+
+def test_an_empty_list_of_rules_is_no_header(leaves: list[Leaf]) -> None:
+    header = leaves[0]
+    assert isinstance(header, Header)
+    body = encode_leaf(header)
+    assert body[0] == 0xAE and decode_leaf(body) == header
+    bare = encode_leaf(replace(header, generation=()))
+    refused("SCHEMA", decode_leaf, bytes([0xAE]) + bare[1:] + b"\x0d\x80")
+
+
+# --- admitting ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_contribution_pays_only_behind_what_its_contributor_signed(place: Place) -> None:
+    with created(place) as log:
+        refused("REFERENCE", text_of, log, [ONE])
+        assert log.admit(FOUR[:2], now=NOW) == 2
+        text_of(log, [ONE, TWO])
+        refused("REFERENCE", text_of, log, [ONE, THREE])
+        assert log.balance(ONE).spent == log.balance(TWO).spent == TOKENS * TOKEN and log.balance(THREE).spent == 0
+        assert [leaf.account for leaf in kinds(log, Reference)] == [bytes.fromhex(one.name) for one in (ONE, TWO)]
+
+
+def test_who_was_admitted_is_admitted_once_and_by_one_turn(place: Place) -> None:
+    with created(place) as log:
+        assert log.admit(FOUR[:3], now=NOW) == 3 and log.admit([*FOUR, FOUR[3]], now=NOW) == 1
+        assert log.admit(FOUR, now=NOW) == 0 and log.size == 5
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        ({"purposes": None}, "PURPOSE"),
+        ({"purposes": (TRAIN,)}, "PURPOSE"),
+        ({"admissibility_class": "open"}, "RULE"),
+        ({"not_after": NOW}, "EXPIRED"),
+        ({"not_before": NOW + 1}, "NOT_YET_VALID"),
+        ({"max_epsilon_micro": 1, "max_delta_pico": 1}, "LIMIT"),
+        ({"content_hash": hashlib.sha256(b"content 0").digest(), "nonce": hashlib.sha256(b"nonce 0").digest()[:16],
+          "not_after": NOW + 9},
+         "DUPLICATE_CONTENT"),
+    ],
+)  # fmt: skip
+def test_where_one_cannot_be_admitted_nobody_is(place: Place, wrong: dict[str, Any], code: str) -> None:
+    with created(place) as log:
+        refused(code, log.admit, [FOUR[0], attested(9, **wrong)], now=NOW)
+        assert log.size == 1 and not log.state.admitted
+        assert log.admit([FOUR[0]], now=NOW) == 1
+
+
+def test_the_message_is_one_over_this_descriptor_by_its_own_contributor(path: Path) -> None:
+    with created(path) as log:
+        refused("ISSUER", log.admit, [replace(FOUR[0], sign1=FOUR[1].sign1)], now=NOW)
+        refused("ISSUER", log.admit, [replace(FOUR[0], sign1=FOUR[3].sign1)], now=NOW)
+        refused("HEADER", log.admit, [replace(FOUR[0], sign1=b"\xd2\x80")], now=NOW)
+        refused("CBOR", log.admit, [replace(FOUR[0], descriptor=FOUR[0].descriptor + b"\0")], now=NOW)
+        assert log.size == 1
+
+
+def test_a_log_without_rules_admits_nobody_and_its_contributions_are_records_of_the_operator(path: Path) -> None:
+    with created(path, generation=()) as log:
+        refused("RULE", log.admit, FOUR, now=NOW)
+        text_of(log, [ONE], tokens=10**3, rho=1)
+        log.close_epoch(SIGNER, now=NOW)
+        report = audited(export_budget(log, path.with_name("export")))
+    assert (report.verdict, report.qualifiers) == ("FULL", ("RECORDS_TOLD",))
+
+
+# --- paying ---------------------------------------------------------------------------------------------------------------
+
+
+def test_no_text_is_longer_than_the_rule_and_no_token_costs_less(place: Place) -> None:
+    with created(place) as log:
+        log.admit(FOUR, now=NOW)
+        refused("TOKENS", text_of, log, [ONE, TWO], tokens=TOKENS + 1)
+        refused("RHO", text_of, log, [ONE, TWO], rho=TOKEN - 1)
+        assert log.balance(ONE).spent == 0 and not log.state.open
+        text_of(log, [ONE], tokens=1, rho=TOKEN + 1)
+
+
+def test_a_contribution_spends_what_its_rule_allows_and_not_one_more(place: Place) -> None:
+    """The cap of the kind, ten times as much, binds nobody here."""
+    with created(place) as log:
+        log.admit(FOUR, now=NOW)
+        for _ in range(3):
+            text_of(log, [ONE, TWO])
+        with pytest.raises(BudgetExhausted) as caught:
+            text_of(log, [ONE, THREE], tokens=1)
+        assert (caught.value.unit, caught.value.cap) == ("contribution", RULE.max_rho_nano)
+        assert log.balance(ONE).cap == RULE.max_rho_nano and log.balance(THREE).spent == 0
+        assert log.state.left("contribution", log.account(ONE), now=NOW) == 5
+        assert log.state.left("contribution", log.account(THREE), now=NOW) == RULE.max_rho_nano
+
+
+def test_the_cap_of_contributions_binds_where_it_is_lower_than_the_rule(path: Path) -> None:
+    with created(path, caps={"contribution": (10**6, 10**6)}) as log:
+        log.admit(FOUR, now=NOW)
+        assert log.balance(ONE).cap == log.header.cap("contribution") < RULE.max_rho_nano
+
+
+def test_thresholds_are_those_of_the_rule(path: Path) -> None:
+    with created(path) as log:
+        log.admit(FOUR[:1], now=NOW)
+        text_of(log, [ONE])
+        assert not kinds(log, Notice)
+        text_of(log, [ONE])
+        [notice] = kinds(log, Notice)
+        assert (notice.percent, notice.spent_nano) == (50, 2 * TOKENS * TOKEN)
+        assert told(log.header, notice)["cap_nano_rho"] is None
+
+
+def test_what_was_signed_pays_for_nothing_once_it_is_valid_no_more(path: Path) -> None:
+    short = attested(9, not_after=NOW + 10)
+    with created(path) as log:
+        log.admit([short], now=NOW)
+        text_of(log, [unit(short)], now=NOW + 9)
+        refused("EXPIRED", text_of, log, [unit(short)], now=NOW + 10)
+        account = log.account(unit(short))
+        assert (log.state.left("contribution", account, now=NOW + 9) or 0) > 0
+        assert log.state.left("contribution", account, now=NOW + 10) == 0
+
+
+# --- withdrawing ----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_reserved_for_a_contribution_that_was_withdrawn_and_what_is_open_may_end(place: Place) -> None:
+    with created(place) as log:
+        log.admit(FOUR, now=NOW)
+        first, second = text_of(log, [ONE, TWO])
+        log.withdraw(ONE, now=NOW)
+        refused("WITHDRAWN", text_of, log, [ONE])
+        refused("WITHDRAWN", text_of, log, [TWO, ONE])
+        log.commit(first, 3, now=NOW)
+        log.commit(second, 3, now=NOW)
+        assert log.balance(ONE).spent == log.balance(TWO).spent == 3 * TOKEN
+        assert log.state.left("contribution", log.account(ONE), now=NOW) == 0
+        text_of(log, [TWO])
+    with BudgetLog.open(place) as log:
+        refused("WITHDRAWN", text_of, log, [ONE])
+
+
+def test_who_withdrew_is_never_admitted_and_withdraws_once(path: Path) -> None:
+    with created(path) as log:
+        log.withdraw(bytes.fromhex(ONE.name), now=NOW)
+        log.withdraw(ONE, now=NOW)
+        assert [leaf.account.hex() for leaf in kinds(log, Withdrawn)] == [ONE.name]
+        refused("WITHDRAWN", log.admit, FOUR, now=NOW)
+        assert log.admit(FOUR[1:], now=NOW) == 3
+        refused("UNIT", log.withdraw, Unit("user", "anna"), now=NOW)
+
+
+def test_records_of_the_operator_are_withdrawn_too(path: Path) -> None:
+    with created(path, generation=()) as log:
+        log.withdraw(ONE, now=NOW)
+        refused("WITHDRAWN", text_of, log, [ONE])
+
+
+# --- races ----------------------------------------------------------------------------------------------------------------
+
+
+def test_processes_that_race_for_one_contribution_are_granted_its_texts_and_not_one_more(place: Place) -> None:
+    with created(place) as log:
+        log.admit(FOUR, now=NOW)
+    context = get_context("spawn")
+    barrier = context.Barrier(2)
+    with ProcessPoolExecutor(2, context, budgets.wait_for, (barrier,)) as pool:
+        pairs = ([ONE, TWO], [ONE, THREE])
+        futures = [pool.submit(texts_granted, place, 5, pair) for pair in pairs]
+        counts = [future.result(120) for future in futures]
+    with BudgetLog.open(place) as log:
+        spent = [log.balance(one).spent // (TOKENS * TOKEN) for one in (ONE, TWO, THREE)]
+        assert sum(counts) == 3 and spent == [3, *counts]
+
+
+def texts_granted(place: Place, asked: int, units: list[Unit]) -> int:
+    """Asks for texts in a process of its own; returns how many were granted."""
+    count = 0
+    with BudgetLog.open(place) as log:
+        if budgets.together is not None:
+            budgets.together.wait(120)
+        for _ in range(asked):
+            try:
+                text_of(log, units)
+            except BudgetExhausted:
+                continue
+            count += 1
+    return count
+
+
+def test_a_process_that_is_killed_leaves_whole_texts_and_admissions_that_hold(path: Path) -> None:
+    created(path).close()
+    program = (
+        "import sys; from tests.worlds.generating import *; from ledger.budget.log import BudgetLog\n"
+        f"log = BudgetLog.open({str(path)!r}); log.admit(FOUR, now=NOW); print(1, flush=True)\n"
+        "text_of(log, [unit(one) for one in FOUR]); print(2, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    for lines in (1, 2):
+        running = subprocess.Popen(
+            [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+        )
+        assert running.stdout is not None
+        for _ in range(lines):
+            assert running.stdout.readline()
+        running.kill()
+        running.communicate()
+    with BudgetLog.open(path) as log:
+        [spent] = {log.balance(unit(one)).spent // (TOKENS * TOKEN) for one in FOUR}
+        assert 1 <= spent <= 2 and len(log.state.admitted) == 4
+        log.close_epoch(SIGNER, now=NOW)
+        report = audited(export_budget(log, path.with_name("export")), **brought(path.with_name("papers")))
+    assert report.verdict == "FULL" and report.open == 4 * spent
+
+
+# --- audit ----------------------------------------------------------------------------------------------------------------
+
+
+def test_an_auditor_with_policy_and_registry_says_full_and_one_without_says_whose_word_it_is(
+    export: Path, tmp_path: Path
+) -> None:
+    papers = brought(tmp_path)
+    report = audited(export, **papers)
+    assert (report.verdict, report.qualifiers, report.findings) == ("FULL", (), ())
+    [row] = report.generation
+    assert (row.policy, row.signed, row.admitted, row.withdrawn, row.verified) == (RULE.policy.hex(), True, 4, 1, 4)
+    assert row.most_nano == (12 + TOKENS) * TOKEN and row.rule == RULE
+    for left, expected in (
+        ({"registry": None}, ("CONSENT_TOLD",)),
+        ({"policies": ()}, ("RULES_TOLD",)),
+        ({"registry": None, "policies": (), "owner_key": None}, ("CONSENT_TOLD", "RULES_TOLD")),
+    ):
+        report = audited(export, **{**papers, **left})
+        assert (report.verdict, report.qualifiers) == ("TOLD", expected)
+    assert {one.code for one in audited(export, **{**papers, "owner_key": None}).findings} == {"OWNER_KEY"}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_every_lie_about_consent_is_found(name: str, leaves: list[Leaf], tmp_path: Path) -> None:
+    change, expected = LIES[name]
+    lie = written(tmp_path / "lie", change(list(leaves)))
+    found = {finding.code for finding in audited(lie, **brought(tmp_path / "papers")).findings}
+    assert found and found <= expected, found
+    alone = audited(lie)
+    if name in BY_PAPERS:
+        assert (alone.verdict, alone.qualifiers) == ("TOLD", ("CONSENT_TOLD", "RULES_TOLD"))
+    else:
+        assert alone.verdict == "FAILED"
+
+
+def test_a_key_that_was_revoked_before_the_leaf_consents_to_nothing(leaves: list[Leaf], tmp_path: Path) -> None:
+    papers = brought(tmp_path / "papers")
+    honest = written(tmp_path / "export", leaves)
+    for name, at, expected in (("alice", NOW - 1, {"KEY_REVOKED"}), ("bob", NOW + 3, {"KEY_REVOKED"}), ("bob", NOW + 4, set())):
+        file = continued(registry_bytes(), OWNER, lambda log, name=name, at=at: log.revoke(name, at=at, now=NOW + 5))
+        put(tmp_path / "papers" / "registry.cbor", file)
+        report = audited(honest, **papers)
+        assert {finding.code for finding in report.findings} == expected, report.findings
+
+
+def test_what_was_charged_to_a_contribution_is_found_by_its_digest_alone(export: Path) -> None:
+    wanted = [bytes.fromhex(one.name) for one in (TWO, THREE, unit(attested(9)))]
+    two, three, nobody = audited(export, contributions=wanted).contributions
+    assert [(text.releases, text.computed) for text in two.texts] == [(TOKENS, 12), (TOKENS, TOKENS)]
+    assert {(text.rho_nano, text.mechanism) for text in two.texts} == {(TOKEN, "invisibleink")}
+    assert (two.spent_nano, two.cap_nano) == ((12 + TOKENS) * TOKEN, RULE.max_rho_nano)
+    assert (two.rule, two.withdrawn) == ("sensitive", None)
+    assert [text.computed for text in three.texts] == [TOKENS] and three.spent_nano == TOKENS * TOKEN
+    assert three.withdrawn is not None and three.withdrawn > (three.admitted or 0)
+    assert (nobody.rule, nobody.admitted, nobody.texts, nobody.spent_nano) == (None, None, (), 0)
+
+
+def test_the_commands_say_what_was_charged_and_whether_signatures_were_checked(export: Path, tmp_path: Path) -> None:
+    shell, folder = Shell(tmp_path), tmp_path / "papers"
+    brought(folder)
+    files = {"--owner-key": "owner.pub", "--policy": "policy.cose", "--registry": "registry.cbor"}
+    papers = [word for name, file in files.items() for word in (name, str(folder / file))]
+    asked = [str(export), "--key", SIGNER.vkey, "--now", str(NOW + 60)]
+    found = shell.json("ledger", "verify", *asked, *papers, "--require-full", "--min-size", "1")
+    assert (found["verdict"], found["generation"][0]["verified"]) == ("FULL", 4)
+    shown = shell.run("ledger", "verify", *asked).stdout
+    assert shown.startswith("TOLD (CONSENT_TOLD, RULES_TOLD, UNCOMPARED)") and "operator's word" in shown
+    shell.run("ledger", "verify", *asked, "--require-full", code=1)
+    shell.run("ledger", "verify", *asked, "--policy", str(folder / "policy.cose"), code=2)
+    (tmp_path / "mine.attest").write_bytes(FOUR[1].to_cbor() + FOUR[2].to_cbor())
+    mine = ["--attestation", str(tmp_path / "mine.attest")]
+    shown = shell.run("ledger", "show", *asked, *mine).stdout
+    assert f"{TWO.name}  admitted to generation by leaf" in shown and "12 computed" in shown and "withdrawn by leaf" in shown
+    found = shell.json("ledger", "show", *asked, *mine)
+    assert [row["account"] for row in found["contributions"]] == [TWO.name, THREE.name]
+    shell.run("ledger", "show", *asked, "--withdrawn", code=2)
+
+
+def test_a_refused_leaf_of_consent_changes_nothing(leaves: list[Leaf]) -> None:
+    assert isinstance(leaves[0], Header)
+    state = BudgetState(leaves[0])
+    for leaf in leaves[1:]:
+        state.apply(leaf)
+
+    def held() -> tuple[Any, ...]:
+        return dict(state.admitted), set(state.contents), dict(state.withdrawn), state.size, state.accounts_root()
+
+    before = held()
+    for name, (change, _) in LIES.items():
+        if name not in BY_PAPERS and len(lied := change(list(leaves))) == len(leaves) + 1:
+            with pytest.raises((LeafRefused, BudgetExhausted)):
+                state.apply(lied[-1])
+            assert held() == before
+
+
+def test_a_changed_leaf_of_consent_is_refused_or_has_these_very_bytes(leaves: list[Leaf]) -> None:
+    seen = {Reference: 0, Withdrawn: 0, Header: 0}
+    for leaf in leaves:
+        if type(leaf) in seen and not seen[type(leaf)]:
+            seen[type(leaf)] += 1
+            body = encode_leaf(leaf)
+            for at in range(len(body)):
+                for bit in (1, 0x20, 0x80):
+                    changed = body[:at] + bytes([body[at] ^ bit]) + body[at + 1 :]
+                    try:
+                        found = decode_leaf(changed)
+                    except LeafRefused:
+                        continue
+                    assert encode_leaf(found) == changed
+    assert all(seen.values()) and any(isinstance(leaf, Reserve) for leaf in leaves)

@@ -1,0 +1,254 @@
+"""A budget log by which contributions make texts under a signed rule, the same at every call, and what can be lied about it."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from attest import keys, sign1, signed_file
+from attest.attestation import Attestation
+from attest.descriptor import GENERATE, TRAIN, ContributionDescriptor
+from attest.policy import SignedPolicy, sign_policy, verify_policy
+from attest.policy.classes import DecodingRule
+from ledger.budget import GenerationRule, Mechanism, Unit
+from ledger.budget.leaves import Leaf, Reference, Reserve, Withdrawn
+from ledger.budget.log import BudgetLog, BudgetSpec
+from tests.worlds.budget_lies import edited, without
+from tests.worlds.gate import ALICE, BOB, CORPUS, MALLORY, MICRO, NOW, OWNER, YEAR, make_policy, make_registry, registry_bytes
+from tests.worlds.ledgers import SIGNER
+from tests.worlds.registries import put
+
+TOKENS = 20
+TOKEN = 2_551_021
+"""What a token costs by the rule: 10^9 0.5^2 / (2 7^2 1^2), rounded up."""
+
+DECODING = DecodingRule(
+    references=7,
+    clip_norm_micro=500_000,
+    temperature_micro=MICRO,
+    tokens=TOKENS,
+    max_rho_nano=3 * TOKENS * TOKEN + 5,
+    top_k=50,
+)
+"""Three texts, and nothing more."""
+
+
+@cache
+def signed(**changes: Any) -> SignedPolicy:
+    """A policy whose class `sensitive` is for both uses, and `open` for training alone, as its owner signed it."""
+    registry = make_registry()
+    policy = make_policy(registry)
+    rule = replace(DECODING, **changes)
+    classes = tuple(
+        replace(one, purposes=(GENERATE, TRAIN), generation=rule) if one.name == "sensitive" else one for one in policy.classes
+    )
+    found = replace(policy, classes=classes)
+    return verify_policy(*sign_policy(found, OWNER, owner="owner", registry_root=registry.root()), keys.public_bytes(OWNER))
+
+
+RULE = GenerationRule.of(signed(), "sensitive")
+
+
+def attested(number: int, key: Ed25519PrivateKey = ALICE, **changes: Any) -> Attestation:
+    """What the contributor `alice` signs of a content of this number, with some fields changed."""
+    fields: dict[str, Any] = {
+        "contributor": "alice",
+        "data_class": "clinic/notes",
+        "admissibility_class": "sensitive",
+        "clip_norm_micro": MICRO,
+        "noise_multiplier_micro": 1_100_000,
+        "corpus": CORPUS,
+        "not_before": NOW - 1000,
+        "not_after": NOW + 1000,
+        "purposes": (GENERATE,),
+        "content_hash": hashlib.sha256(b"content %d" % number).digest(),
+        "nonce": hashlib.sha256(b"nonce %d" % number).digest()[:16],
+        "salts": b"".join(hashlib.sha256(b"salt %d" % place).digest()[:16] for place in range(3)),
+        **changes,
+    }
+    descriptor = ContributionDescriptor(**fields)
+    payload = descriptor.to_cbor()
+    return Attestation(payload, sign1.sign(payload, key, contributor=descriptor.issuer), descriptor.opening())
+
+
+def unit(attestation: Attestation) -> Unit:
+    """The unit of a contribution."""
+    return Unit("contribution", hashlib.sha256(attestation.descriptor).hexdigest())
+
+
+def spec(**changes: Any) -> BudgetSpec:
+    """A budget of contributions under the rule."""
+    return BudgetSpec(
+        **{
+            "caps": {"contribution": (10 * MICRO, 10**6)},
+            "mechanisms": [Mechanism("invisibleink", 1, True, "tokens drawn from clipped logits")],
+            "generation": [RULE],
+            "log_id": bytes(16),
+            "secret": bytes(32),
+            **changes,
+        }
+    )
+
+
+def created(place: Any, **changes: Any) -> BudgetLog:
+    """A fresh log under the rule."""
+    return BudgetLog.create(place, spec(**changes), SIGNER, now=NOW)
+
+
+def text_of(log: BudgetLog, units: list[Unit], now: int = NOW, tokens: int = TOKENS, rho: int = TOKEN) -> list[Any]:
+    """Reserves a text."""
+    return log.reserve_each(units, "invisibleink", tokens, rho_nano=rho, now=now)
+
+
+FOUR = (*(attested(number) for number in range(3)), attested(3, BOB, contributor="bob"))
+"""Three of Alice's, one of Bob's."""
+
+
+def generated(path: Path) -> BudgetLog:
+    """A log with texts of four contributions, of which one was withdrawn while a text of it was open."""
+    log = created(path)
+    one, two, three, four = (unit(each) for each in FOUR)
+    log.admit(FOUR[:3], now=NOW)
+    paid = _fixed(log, [one, two], NOW + 1)
+    for each in paid:
+        log.commit(each, 12, now=NOW + 2)
+    log.admit(FOUR[3:], now=NOW + 3)
+    kept = _fixed(log, [two, three, four], NOW + 4)
+    log.withdraw(three, now=NOW + 5)
+    for each in kept[:2]:
+        log.commit(each, TOKENS, now=NOW + 6)
+    log.close_epoch(SIGNER, now=NOW + 7)
+    _fixed(log, [one], NOW + 8)
+    log.close_epoch(SIGNER, now=NOW + 9)
+    return log
+
+
+def _fixed(log: BudgetLog, units: list[Unit], now: int) -> list[Any]:
+    """Reserves a text of each unit under a request that is the same in every run."""
+    names = ((unit, hashlib.sha256(f"{unit.name} {now}".encode()).digest()[:16]) for unit in units)
+    rho = {"rho_nano": TOKEN, "now": now}
+    return [log.reserve(unit, "invisibleink", TOKENS, request=name, **rho) for unit, name in names]
+
+
+def brought(folder: Path) -> dict[str, Any]:
+    """What an auditor brings, as files: the registry, the signed policy, and the owner's key."""
+    folder.mkdir(parents=True, exist_ok=True)
+    put(folder / "registry.cbor", registry_bytes())
+    found = signed()
+    signed_file.write(folder / "policy.cose", found.payload, found.sign1)
+    keys.save_public_key(folder / "owner.pub", keys.public_bytes(OWNER), "owner")
+    return {
+        "owner_key": keys.public_bytes(OWNER),
+        "policies": [folder / "policy.cose"],
+        "registry": folder / "registry.cbor",
+    }
+
+
+def referring(attestation: Attestation, number: int = 0, **changes: Any) -> Callable[[list[Leaf]], list[Leaf]]:
+    """Puts another attestation into the n-th REFERENCE leaf."""
+    fields = {"descriptor": attestation.descriptor, "sign1": attestation.sign1, **changes}
+    return edited(lambda leaf: replace(leaf, **fields), Reference, number)
+
+
+def ruled(**changes: Any) -> Callable[[list[Leaf]], list[Leaf]]:
+    """Changes the rule in the header."""
+    return lambda leaves: [replace(leaves[0], generation=(replace(RULE, **changes),)), *leaves[1:]]
+
+
+def behind(leaf: Callable[[int, int], Leaf]) -> Callable[[list[Leaf]], list[Leaf]]:
+    """Adds a leaf at the end, made from its position and time."""
+    return lambda leaves: [*leaves, leaf(len(leaves), leaves[-1].time)]
+
+
+def paying(attestation: Attestation, tokens: int = TOKENS, rho: int = TOKEN) -> Callable[[int, int], Leaf]:
+    """A RESERVE leaf of a contribution."""
+    account = hashlib.sha256(attestation.descriptor).digest()
+    rest = None, None, "invisibleink", tokens, rho, b"9" * 16
+    return lambda seq, time: Reserve(seq, time, "contribution", account, *rest)
+
+
+def admitting(attestation: Attestation, rule: str = "sensitive") -> Callable[[int, int], Leaf]:
+    """A REFERENCE leaf."""
+    return lambda seq, time: Reference(seq, time, rule, attestation.descriptor, attestation.sign1)
+
+
+def withdrawing(attestation: Attestation) -> Callable[[int, int], Leaf]:
+    """A WITHDRAWN leaf."""
+    return lambda seq, time: Withdrawn(seq, time, hashlib.sha256(attestation.descriptor).digest())
+
+
+def _both(*changes: Callable[[list[Leaf]], list[Leaf]]) -> Callable[[list[Leaf]], list[Leaf]]:
+    def change(leaves: list[Leaf]) -> list[Leaf]:
+        for one in changes:
+            leaves = one(leaves)
+        return leaves
+
+    return change
+
+
+NEW = attested(9)
+SHORT = attested(9, not_after=NOW + 10)
+
+LIES: dict[str, tuple[Callable[[list[Leaf]], list[Leaf]], set[str]]] = {
+    "a reference left out": (without(Reference), {"REFERENCE"}),
+    "never admitted": (behind(paying(NEW)), {"REFERENCE"}),
+    "admitted behind it": (_both(behind(paying(NEW)), behind(admitting(NEW))), {"REFERENCE"}),
+    "a token below the floor": (edited(lambda leaf: replace(leaf, rho_nano=TOKEN - 1), Reserve), {"RHO"}),
+    "a longer text": (edited(lambda leaf: replace(leaf, releases=TOKENS + 1), Reserve), {"TOKENS"}),
+    "more than the rule": (behind(paying(FOUR[1], TOKENS, 3 * TOKEN)), {"EXHAUSTED"}),
+    "behind the withdrawal": (behind(paying(FOUR[2])), {"WITHDRAWN"}),
+    "withdrawn twice": (behind(withdrawing(FOUR[2])), {"WITHDRAWN"}),
+    "admitted twice": (behind(admitting(FOUR[0])), {"REPEATED"}),
+    "admitted again after the withdrawal": (
+        _both(behind(withdrawing(NEW)), behind(admitting(NEW))),
+        {"WITHDRAWN"},
+    ),
+    "another budget for the same content": (behind(admitting(attested(0, not_after=NOW + 999))), {"DUPLICATE_CONTENT"}),
+    "signed to train": (behind(admitting(attested(9, purposes=(TRAIN,)))), {"PURPOSE"}),
+    "signed without purposes": (behind(admitting(attested(9, purposes=None))), {"PURPOSE"}),
+    "signed for another class": (behind(admitting(attested(9, admissibility_class="open"))), {"CLASS"}),
+    "no such rule": (behind(admitting(attested(9, admissibility_class="open"), "open")), {"RULE"}),
+    "a limit over all runs": (
+        behind(admitting(attested(9, max_epsilon_micro=MICRO, max_delta_pico=10**6))),
+        {"LIMIT"},
+    ),
+    "valid no more": (behind(admitting(attested(9, not_after=NOW + 1))), {"EXPIRED"}),
+    "not valid yet": (behind(admitting(attested(9, not_before=NOW + 500))), {"NOT_YET_VALID"}),
+    "paying behind its validity": (
+        _both(behind(admitting(SHORT)), behind(lambda seq, _: paying(SHORT)(seq, NOW + 10))),
+        {"EXPIRED"},
+    ),
+    "the message of another": (referring(FOUR[0], sign1=FOUR[3].sign1), {"ISSUER"}),
+    "the message over another": (referring(FOUR[0], sign1=FOUR[1].sign1), {"ISSUER"}),
+    "a message that is none": (referring(FOUR[0], sign1=b"\xd2\x80"), {"HEADER"}),
+    "a descriptor that is none": (referring(FOUR[0], descriptor=FOUR[0].descriptor + b"\0"), {"CBOR"}),
+    "a rule with a lower floor": (ruled(references=8), {"RULE"}),
+    "a rule with more": (ruled(max_rho_nano=RULE.max_rho_nano + 1), {"RULE"}),
+    "a rule of another policy": (ruled(policy=bytes(32)), {"POLICY"}),
+    "signed by somebody else": (referring(attested(0, MALLORY)), {"KEY_UNKNOWN"}),
+    "signed by nobody": (lambda leaves: referring(_forged(FOUR[0]))(leaves), {"SIG_BAD"}),
+    "signed for another corpus": (behind(admitting(attested(9, corpus="another"))), {"AUDIENCE"}),
+    "signed for longer than the policy takes": (behind(admitting(attested(9, not_after=NOW + YEAR))), {"WINDOW"}),
+}
+"""Each with the codes by which an auditor who has policy and registry finds it."""
+
+BY_PAPERS = (
+    "a rule with a lower floor",
+    "a rule with more",
+    "a rule of another policy",
+    "signed by somebody else",
+    "signed by nobody",
+    "signed for another corpus",
+    "signed for longer than the policy takes",
+)
+"""Lies that no replay of the leaves finds: whoever has no policy and no registry is told that nothing was held against them."""
+
+
+def _forged(attestation: Attestation) -> Attestation:
+    """The same, with one bit of the signature turned."""
+    message = attestation.sign1
+    return replace(attestation, sign1=message[:-1] + bytes([message[-1] ^ 1]))
