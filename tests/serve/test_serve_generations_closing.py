@@ -4,13 +4,14 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from dptrain.errors import NotPrivateUse
 from dptrain.inference.invisibleink import generator
+from dptrain.serve.scheduler import Scheduler
 from tests.serve.test_serve_withdrawal import ADAPTER, withdraw, without
 from tests.worlds.listening import asking, held, listening, until
 from tests.worlds.servers import Running
@@ -203,14 +204,15 @@ def test_places_and_limits_are_those_of_all_answers_and_are_asked_before_anythin
 def test_a_reader_who_does_not_read_holds_up_its_own_text_alone(tmp_path: Path) -> None:
     """Back-pressure as for other answers: a text waits with the rest of its tokens uncomputed."""
     long = {"tokens": 120, "epsilon": 3.0}
-    with telling(tmp_path, generation=long) as world, mock.patch.object(generator._Text, "add", lambda text, token: "."):
-        with world.http.websocket_connect("/v1/stream", headers=world.headers()) as socket:
-            with mock.patch("dptrain.serve.scheduler.AHEAD", 4), mock.patch.object(
-                type(world.service.scheduler), "taken", lambda self, stream: None
-            ):
-                socket.send_json({"generation": {"generation": "tales", "labels": {"kind": "boat"}}})
-                until(lambda: any(each.stream._parked for each in world.service._running))
-                (running,) = world.service._running
-                assert running.stream.decoding.computed == 4
-                assert world.complete("plain").status_code == 200
-    until(lambda: not world.service.scheduler.busy)
+    with ExitStack() as opened:
+        world = opened.enter_context(telling(tmp_path, generation=long))
+        opened.enter_context(mock.patch.object(generator._Text, "add", lambda text, token: "."))
+        socket = opened.enter_context(world.http.websocket_connect("/v1/stream", headers=world.headers()))
+        opened.enter_context(mock.patch("dptrain.serve.scheduler.AHEAD", 4))
+        opened.enter_context(mock.patch.object(Scheduler, "taken", lambda self, stream: None))
+        socket.send_json({"generation": {"generation": "tales", "labels": {"kind": "boat"}}})
+        until(lambda: any(each.stream._parked for each in world.service._running))
+        (running,) = world.service._running
+        assert running.stream.decoding.computed == 4
+        assert world.complete("plain", max_tokens=2).status_code == 200
+        assert running.stream.decoding.computed == 4
