@@ -91,9 +91,10 @@ class Plan:
         """
         clip, tau = from_micro(rule.clip_norm_micro), from_micro(rule.temperature_micro)
         made = cls(rule.references, rule.tokens, clip, delta, tau, rule.top_k)
-        if made.tokens * made.nano_rho > rule.max_rho_nano:
-            sentence = f"a text of {made.tokens} tokens costs {made.tokens * made.nano_rho} of 1e-9 rho"
-            raise AccountantError("CAP", f"{sentence}, the rule lets a contribution spend {rule.max_rho_nano}: no text fits")
+        if (cost := made.tokens * made.nano_rho) > rule.max_rho_nano:
+            sentence = f"a text of {made.tokens} tokens costs {cost} of 1e-9 rho with what float64 rounds"
+            how = f"sign a policy whose rule has max_rho = {cost / NANO:.9f} or more"
+            raise AccountantError("CAP", f"{sentence}, the rule lets a contribution spend {rule.max_rho_nano}; {how}")
         return made
 
     @cached_property

@@ -3,6 +3,7 @@
 import threading
 from typing import TYPE_CHECKING
 
+from attest.schema.plain import machine_time
 from dptrain.errors import ConfigError
 from dptrain.inference.invisibleink.paying import BudgetMeter
 from dptrain.inference.invisibleink.plan import Plan
@@ -36,9 +37,6 @@ class Pool:
         self._batches = references.batches(plan.batch, salt)
         self._next = dict.fromkeys(self._batches, 0)
         self._lock = threading.Lock()
-        rule = references.rule.generation if references.rule is not None else None
-        caps = [log.header.cap("contribution"), rule.max_rho_nano if rule is not None else None]
-        self._cap = min((cap for cap in caps if cap is not None), default=None)
 
     @property
     def sizes(self) -> dict[str | None, int]:
@@ -103,27 +101,33 @@ class Pool:
         return self._texts(batch) > 0
 
     def left(self, label: str | None = None) -> int:
-        """Returns how many texts of a label the budgets hold now, where each takes all T tokens; without a cap none is counted
-        twice."""
+        """Returns how many texts of a label the budgets hold now, where each takes all T tokens; a batch without a cap counts
+        once."""
         self.log.refresh()
         return sum(self._texts(batch) for batch in self._batches.get(label) or ())
 
     def _texts(self, batch: Batch) -> int:
-        if self._cap is None:
-            return 1
-        spent = max(self.log.state.spent(self.log.account(one.unit)) for one in batch)
-        return max(0, self._cap - spent) // (self.plan.tokens * self.plan.nano_rho)
+        now, state = machine_time(), self.log.state
+        each = (state.left(one.unit.kind, self.log.account(one.unit), now=now) for one in batch)
+        least = min((left for left in each if left is not None), default=None)
+        return 1 if least is None else max(0, least) // self._cost
+
+    @property
+    def _cost(self) -> int:
+        return self.plan.tokens * self.plan.nano_rho
 
     def _exhausted(self, label: str | None, found: list[Batch]) -> BudgetExhausted:
-        cap, cost = self._cap or 0, self.plan.tokens * self.plan.nano_rho
-        spent = min(max(self.log.state.spent(self.log.account(one.unit)) for one in batch) for batch in found)
+        state = self.log.state
+        units = [[(one.unit.kind, self.log.account(one.unit)) for one in batch] for batch in found]
+        spent = min(max(state.spent(account) for _, account in batch) for batch in units)
+        cap = min((cap for one in units[0] if (cap := state.cap(*one)) is not None), default=0)
         whose = "" if label is None else f" of label {label!r:.80}"
         return BudgetExhausted(
             "EXHAUSTED",
-            f"none of {len(found)} batches{whose} has contributions that can all pay for {self.plan.tokens} tokens ({cost} of "
-            f"1e-9 rho each; the least spent of {cap} is {spent}); what is spent does not come back",
+            f"none of {len(found)} batches{whose} has contributions that can all pay for {self.plan.tokens} tokens "
+            f"({self._cost} of 1e-9 rho each; the least spent of {cap} is {spent}); what is spent does not come back",
             unit="contribution",
             spent=spent,
             cap=cap,
-            asked=cost,
+            asked=self._cost,
         )

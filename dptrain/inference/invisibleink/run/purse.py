@@ -18,6 +18,7 @@ from dptrain.errors import ConfigError, ResumeRefused
 from dptrain.inference.invisibleink.partition import SALT_SIZE, fresh_salt
 from dptrain.inference.invisibleink.plan import NAME, Plan, mechanism, pin
 from dptrain.inference.invisibleink.references import References
+from ledger.budget import GenerationRule
 from ledger.budget.export import export_budget
 from ledger.budget.log import BudgetLog, BudgetSpec
 from ledger.budget.rho import NANO, cap_nano, epsilon_of_rho
@@ -81,7 +82,7 @@ class Purse:
         return salt
 
     def open(self, plan: Plan, references: References, salt: bytes, *, epsilon: float | None = None) -> BudgetLog:
-        """Opens the log, or creates it for this plan.
+        """Opens the log, or creates it for this plan; attested references are admitted to it, each with what was signed.
 
         Args:
             epsilon: cap of each contribution, at the plan's delta; None where a signed rule has it.
@@ -90,11 +91,15 @@ class Purse:
             ResumeRefused: code SALT, the log was made for another salt. ConfigError: code BUDGET, it has no cap for
                 contributions, or no such mechanism, or not the rule that admitted these. Else as `BudgetLog.open`.
         """
-        if not self.log.exists():
-            return self._create(plan, references, salt, epsilon)
-        log = BudgetLog.open(Place.of(self.log))
+        made = not self.log.exists()
+        log = self._create(plan, references, salt, epsilon) if made else BudgetLog.open(Place.of(self.log))
         try:
-            self._require(log, references, salt)
+            if not made:
+                self._require(log, references, salt)
+            if references.rule is not None:
+                withdrawn = log.state.withdrawn
+                pairs = zip(references, references.attestations, strict=True)
+                log.admit([signed for one, signed in pairs if log.account(one.unit) not in withdrawn])
         except BaseException:
             log.close()
             raise
@@ -132,7 +137,8 @@ class Purse:
         signer = NoteSigner(f"generate/{secrets.token_hex(8)}", load_private_key(self.key))
         # A contribution that pays for one text has reached every threshold: nobody is told of each.
         caps, mechanisms = {CONTRIBUTION: (cap, delta)}, [mechanism(salt)]
-        spec = BudgetSpec(caps=caps, mechanisms=mechanisms, thresholds=(), **_rules(references))
+        generation = () if rule is None else (_rule_of(references),)
+        spec = BudgetSpec(caps=caps, mechanisms=mechanisms, thresholds=(), generation=generation)
         log = BudgetLog.create(Place.of(self.log), spec, signer)
         atomic_write(self.public, f"{signer.vkey}\n".encode())
         return log
@@ -142,7 +148,14 @@ class Purse:
         if known is None or log.header.cap(CONTRIBUTION) is None:
             lacks = "no cap for contributions" if known is not None else f"no mechanism {NAME}"
             raise ConfigError("BUDGET", f"{self.log} has {lacks}; name a log that 'dptrain generate' made, or a new file")
-        if pin(salt) not in known.parameters:
+        if references.rule is not None:
+            if _rule_of(references) not in log.header.generation:
+                sentence = f"{self.log} does not have the generation rule of class {references.rule.name} of this policy"
+                raise ConfigError("BUDGET", f"{sentence}; a rule stands in the header of a log: begin another log")
+        elif log.header.generation:
+            sentence = f"{self.log} is for contributions that were signed for generation"
+            raise ConfigError("BUDGET", f"{sentence}, and your own were not; begin another log for them")
+        elif pin(salt) not in known.parameters:
             sentence = f"{self.log} was made for another salt than {self.salt_file} holds, or for none"
             raise ResumeRefused("SALT", f"{sentence}: ids would be units that have spent nothing; restore that salt")
 
@@ -155,8 +168,12 @@ def cap_of(plan: Plan, references: References | None, epsilon: float | None) -> 
     return cap_nano(math.floor((epsilon or 0.0) * MICRO), math.floor(plan.delta * PICO))
 
 
-def _rules(references: References) -> dict[str, object]:
-    return {}
+def _rule_of(references: References) -> GenerationRule:
+    """Returns what a header says of the rule by which references were admitted."""
+    assert references.rule is not None and references.rule.generation is not None and references.policy is not None
+    rule = references.rule.generation
+    numbers = rule.references, rule.clip_norm_micro, rule.temperature_micro, rule.tokens, rule.top_k, rule.max_rho_nano
+    return GenerationRule(references.policy, references.rule.name, *numbers)
 
 
 def _remove(directory: Path) -> None:

@@ -1,0 +1,253 @@
+"""`dptrain generate` as its users call it: the plan without torch, a run, a crash, a signal, and every refusal."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dptrain.inference.invisibleink import Plan
+from dptrain.inference.invisibleink.formulas import nano_rho
+from ledger.budget.log import BudgetLog
+from ledger.budget.rho import epsilon_of_rho
+from ledger.storage.place import Place
+from tests.worlds.text_runs import NUMBERS, lines_of, write_labels, write_references, write_world
+
+PLAN = Plan.for_epsilon(8.0, delta=1e-6, batch=3, tokens=6)
+_TREE = str(Path(__file__).resolve().parents[2])
+_SLOW = {"tokens": "100"}
+"""Tokens of a text that takes long enough to be ended from outside."""
+
+
+@pytest.fixture
+def typed(shell):
+    return write_world(shell.directory)
+
+
+def without(words, *flags):
+    """Returns what is typed without some options and their values."""
+    drop = {place + more for place, word in enumerate(words) if word in flags for more in (0, 1)}
+    return [word for place, word in enumerate(words) if place not in drop]
+
+
+def plan_of(words):
+    return without(words, "--model")
+
+
+def cut(folder, words, number):
+    """Ends a run from outside while a text is under way; returns its folder, what was whole, and the exit code."""
+    environment = {**os.environ, "PYTHONPATH": _TREE, "OMP_NUM_THREADS": "1"}
+    for name in ("run0", "run1", "run2"):
+        run = folder / name
+        typed = [sys.executable, "-m", "dptrain", *words, "--out", name]
+        process = subprocess.Popen(typed, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        while not ((run / "begun.json").exists() and json.loads((run / "begun.json").read_text())["begun"] >= 2):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        time.sleep(0.1)  # by then it is paid for; a text of so many tokens takes several times that
+        process.send_signal(number)
+        process.communicate()
+        whole = lines_of(run / "texts.jsonl")
+        if json.loads((run / "begun.json").read_text())["begun"] == len(whole) + 1:
+            return name, whole, process.returncode
+    raise AssertionError("each was ended between two texts")
+
+
+def test_a_run_makes_a_text_of_every_batch_and_an_auditor_verifies_what_was_charged(shell, typed):
+    told = shell.json(*typed, "--out", "run")
+    assert (told["texts"], told["new"], told["lost"], told["exhausted"]) == (3, 3, 0, False)
+    assert told["epsilon"] == PLAN.epsilon
+    assert len(lines_of(shell.directory / "run/texts.jsonl")) == 3
+    found = shell.json("ledger", "verify", told["export"], "--key", told["key"])
+    assert found["verdict"].startswith("FULL") and found["reserves"] == 9
+    again = shell.json(*typed, "--out", "run")
+    assert (again["texts"], again["new"]) == (3, 0)
+
+
+def test_a_person_is_told_what_was_made_what_it_is_worth_and_how_it_is_verified(shell, typed):
+    told = shell.run(*typed, "--out", "run").stdout
+    assert "3 texts in run, 3 of them new" in told
+    assert "epsilon 8.0000 for one reference against none" in told
+    assert "dptrain ledger verify run/export --key run/budget.pub" in told
+
+
+def test_texts_are_made_one_after_the_other_until_so_many_are_there(shell, typed):
+    assert shell.json(*typed, "--out", "run", "--texts", "1")["texts"] == 1
+    assert shell.json(*typed, "--out", "run", "--texts", "2")["new"] == 1
+    refused = shell.json(*typed, "--out", "other", "--texts", "4", code=1)["error"]
+    assert refused["code"] == "TEXTS" and "3 at most" in refused["sentence"]
+
+
+def test_one_text_is_shown_as_it_comes_and_nothing_in_it_moves_the_cursor(shell, typed):
+    shown = shell.run(*typed, "--out", "run", "--one").stdout
+    [text] = lines_of(shell.directory / "run/texts.jsonl")
+    from attest.schema.plain import visible
+
+    assert visible(text["text"], lines=True) in shown
+    assert not any(ord(char) < 32 and char != "\n" for char in shown)
+    assert shell.json(*typed, "--out", "run", "--one")["texts"] == 2
+    shell.run(*typed, "--out", "run", "--one")
+    assert shell.json(*typed, "--out", "run", "--one", code=1)["exhausted"]
+
+
+def test_a_killed_run_goes_on_and_says_what_was_lost(shell):
+    typed = write_world(shell.directory, 15, **_SLOW)
+    name, whole, _ = cut(shell.directory, typed, signal.SIGKILL)
+    told = shell.json(*typed, "--out", name)
+    assert (told["texts"], told["lost"]) == (4, 1)
+    texts = lines_of(shell.directory / name / "texts.jsonl")
+    assert texts[: len(whole)] == whole
+    assert [one["number"] for one in texts] == [number for number in range(1, 6) if number != len(whole) + 1]
+    with BudgetLog.open(Place.of(shell.directory / name / "budget.db"), read_only=True) as log:
+        assert [leaf.releases for leaf in log.state.open.values()] == [100] * 3
+    shell.run("ledger", "verify", told["export"], "--key", told["key"])
+
+
+def test_a_signal_ends_a_run_between_two_tokens_and_what_was_never_computed_comes_back(shell):
+    typed = write_world(shell.directory, 15, **_SLOW)
+    name, whole, code = cut(shell.directory, typed, signal.SIGINT)
+    assert code == 130
+    with BudgetLog.open(Place.of(shell.directory / name / "budget.db"), read_only=True) as log:
+        spent = sorted(account.spent for account in log.state.accounts.values())
+        cost = Plan.for_epsilon(8.0, delta=1e-6, batch=3, tokens=100).nano_rho
+        assert not log.state.open
+        assert spent == sorted([spent[0]] * 3 + [one["tokens"] * cost for one in whole for _ in range(3)])
+        assert 0 < spent[0] < 100 * cost and spent[0] % cost == 0
+    told = shell.json(*typed, "--out", name)
+    assert (told["texts"], told["lost"]) == (4, 1)
+
+
+def test_the_plan_has_the_figures_of_the_calibration_and_of_other_relations(shell, typed):
+    told = shell.json(*plan_of(typed), "--plan")
+    assert told["clip_norm"] == PLAN.clip and told["epsilon"] == PLAN.epsilon
+    assert told["nano_rho_per_token"] == PLAN.nano_rho and told["rho_per_text"] == PLAN.rho
+    assert told["forward_rows_per_token"] == 4
+    assert (told["batches"], told["texts_at_most"], told["references"]) == (3, 3, 10)
+    under = told["epsilon_under"]
+    for name in ("zero-out", "replace-one", "retrieval", "zero-logits"):
+        charge = 6 * nano_rho(PLAN.clip, 3, 1.0, adjacency=name)
+        assert under[name] == epsilon_of_rho(charge / 1e9, 1e-6)
+    assert under["k = all"] == under["zero-out"] == PLAN.epsilon < under["replace-one"] == under["retrieval"]
+    assert not (shell.directory / "run").exists()
+
+
+def test_the_plan_of_records_of_one_person_costs_their_square(shell, typed):
+    told = shell.json(*plan_of(typed), "--plan", "--records", "3")
+    found = Plan.for_epsilon(8.0, delta=1e-6, batch=3, tokens=6, records=3)
+    assert told["clip_norm"] == found.clip < PLAN.clip / 2.9
+    assert told["epsilon_under"]["zero-out, 3 of one person"] == told["epsilon"] == found.epsilon
+    assert told["epsilon_under"]["zero-out"] < told["epsilon"]
+
+
+def test_the_plan_says_rows_of_minibatches_numbers_of_labels_and_what_a_person_reads(shell, typed):
+    write_labels(shell.directory / "labels.csv")
+    words = [*plan_of(typed), "--labels", "labels.csv", "--plan"]
+    told = shell.json(*words, "--minibatch", "3", "--top-k", "all")
+    assert told["forward_rows_per_token"] == 6 and told["top_k"] is None
+    rows = [(one["label"], one["batches"], one["texts_at_most"]) for one in told["references_by_label"]]
+    assert rows == [("calm", 1, 1), ("loud", 1, 1)]
+    shown = shell.run(*words).stdout
+    assert "clip norm C" in shown and "calm" in shown and "references that are retrieved" in shown
+
+
+def test_the_plan_needs_neither_torch_nor_a_model(shell, typed):
+    code = (
+        "import sys; sys.modules.update(torch=None, transformers=None); sys.argv[0] = 'dptrain';"
+        "from dptrain.cli.app import main; main()"
+    )
+    environment = {**os.environ, "PYTHONPATH": _TREE}
+    words = [sys.executable, "-c", code, *plan_of(typed), "--plan", "--json"]
+    done = subprocess.run(words, cwd=shell.directory, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["clip_norm"] == PLAN.clip
+
+
+@pytest.mark.parametrize("flag", NUMBERS)
+def test_epsilon_delta_B_and_T_have_no_default(shell, typed, flag):
+    told = shell.json(*without(typed, flag), "--out", "run", code=2)["error"]
+    assert flag in told["sentence"] and "none has a default" in told["sentence"]
+    assert not (shell.directory / "run").exists()
+
+
+def test_T_is_a_number_and_never_taken_from_references(shell, typed):
+    words = [*without(typed, "--tokens"), "--tokens", "auto", "--plan"]
+    assert "auto" in shell.run(*words, code=2).output
+
+
+def test_there_is_no_seed_at_this_door(shell, typed):
+    assert "--seed" in shell.run(*typed, "--out", "run", "--seed", "7", code=2).output
+
+
+@pytest.mark.parametrize(
+    "options, code, said",
+    [
+        (["--adjacency", "add-or-remove"], "ADJACENCY", "number of references would be private"),
+        (["--adjacency", "retrieval"], "ADJACENCY", "nothing is retrieved"),
+        (["--partition", "clusters"], "PARTITION", "one text moves others"),
+        (["--partition", "length"], "PARTITION", "change batches"),
+        (["--partition", "content"], "PARTITION", "choose its batch"),
+        (["--partition", "label"], "PARTITION", "part of the payload"),
+        (["--aggregation", "median"], "AGGREGATION", "whatever B is"),
+        (["--labels", "refs.jsonl"], "LABEL_PRIVATE", "part of the payload"),
+        (["--labels", "ward"], "LABEL_PRIVATE", "part of the payload"),
+        (["--labels", "data-class"], "LABEL_PRIVATE", "no signed data class"),
+        (["--batch", "11"], "BATCH", "of 10 records"),
+        (["--word", "mood=calm"], "LABELS", "no place for mood"),
+    ],
+)
+def test_what_has_no_proof_is_refused_by_name_before_anything_is_paid(shell, typed, options, code, said):
+    for last in (["--plan"], ["--out", "run"]):
+        refused = shell.json(*typed, *options, *last, code=1)["error"]
+        assert refused["code"] == code and said in refused["sentence"]
+    assert not list(shell.directory.glob("run/budget.db"))
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ([], "give --out"),
+        (["--out", "run", "--one", "--texts", "2"], "--one makes one text more"),
+        (["--out", "run", "--budget-key", "k.key"], "goes with --budget"),
+        (["--out", "run", "--class", "sensitive"], "goes with --policy"),
+        (["--out", "run", "--top-k", "some"], "--top-k is a whole number or all"),
+        (["--out", "run", "--word", "mood"], "NAME=WORD"),
+    ],
+)
+def test_options_that_do_not_go_together_are_wrong_use(shell, typed, options, said):
+    assert said in shell.json(*typed, *options, code=2)["error"]["sentence"]
+
+
+def test_without_a_model_or_references_it_says_what_to_give(shell, typed):
+    assert "--model" in shell.json(*without(typed, "--model"), "--out", "run", code=2)["error"]["sentence"]
+    words = without(typed, "--references")
+    assert "--references" in shell.json(*words, "--out", "run", code=2)["error"]["sentence"]
+    assert "texts_at_most" not in shell.json(*without(words, "--model"), "--plan")
+
+
+def test_another_set_of_references_in_the_same_folder_is_refused(shell, typed):
+    shell.run(*typed, "--out", "run", "--texts", "1")
+    write_references(shell.directory / "refs.jsonl", 11)
+    assert shell.json(*typed, "--out", "run", code=1)["error"]["code"] == "RUN_REFERENCES"
+
+
+def test_a_budget_elsewhere_outlives_the_run_and_another_run_pays_from_it(shell, typed):
+    shell.run(*typed, "--out", "one", "--budget", "safe.db", "--texts", "2")
+    told = shell.json(*typed, "--out", "two", "--budget", "safe.db", code=0)
+    assert (told["texts"], told["exhausted"]) == (1, True)
+    assert shell.json(*typed, "--out", "three", "--budget", "safe.db", code=1)["texts"] == 0
+    assert shell.json(*plan_of(typed), "--plan", "--budget", "safe.db")["texts_at_most"] == 3
+    shell.run("ledger", "verify", "two/export", "--key", "two/budget.pub")
+
+
+def test_a_shipped_task_asks_for_its_words(shell):
+    words = [*plan_of(write_world(shell.directory)), "--plan"]
+    words[1] = "yelp"
+    assert "category, stars" in shell.json(*words, code=1)["error"]["sentence"]
+    said = ["--word", "category=Shopping", "--word", "stars=4.0"]
+    assert shell.json(*words, *said)["texts_at_most"] == 3
+    words[1] = "nothing"
+    assert shell.json(*words, code=1)["error"]["code"] == "TASK"
