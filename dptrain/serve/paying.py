@@ -20,7 +20,7 @@ from dptrain.errors import ConfigError
 from dptrain.inference.gaussian import MOST_MU, Worth, sensitivity_of, sigma_analytic
 from dptrain.inference.release import Answer, GaussianRelease
 from dptrain.serve.config import Budgeted, ServeConfig
-from dptrain.serve.generations.sources import make_salts, mechanism_of
+from dptrain.serve.generations.sources import make_salts, mechanism_of, rules_of
 from dptrain.serve.wire import Refused
 from ledger.accountants.gaussian import epsilon_of_mu
 from ledger.budget import Beside, Header, Mechanism, Notice, Unit
@@ -290,13 +290,14 @@ def create_log(config: ServeConfig, beside: Beside | None = None) -> BudgetLog:
     if not table.key.exists():
         save_private_key(table.key, generate(), None)
     make_salts(config)
-    texts = mechanism_of(config)
+    texts, rules = mechanism_of(config), rules_of(config)
     words = "Gaussian noise on clipped states, rounded to a lattice; clip norm and noise of a request are in its charge"
     spec = BudgetSpec(
         caps={kind: _pair(cap.epsilon, cap.delta) for kind, cap in table.caps.items()},
         mechanisms=[Mechanism(GAUSSIAN, 1, True, words), *([] if texts is None else [texts])],
         thresholds=sorted(table.thresholds),
         beside=() if beside is None else (beside,),
+        generation=rules,
     )
     place = Place.of(table.log, table.state)
     if place.file is not None and Path(place.file).exists():

@@ -478,13 +478,14 @@ class Service:
         return problems + ([] if self.generations is None else self.generations.problems())
 
     def reload(self, config: ServeConfig) -> None:
-        """Takes the tokens and the revoked rights of a file that was changed; all else needs a new server.
+        """Takes the tokens and the revoked rights of a file that was changed, and reads references again; all else needs a new
+        server.
 
         Guarantee: once it returns, no request is answered by a token that is gone or by rights that were revoked, whatever was
         open before: conversations are refused at their next message, running answers end, and states of split answers too.
 
         Raises:
-            ConfigError: code TOKENS; then nothing changed.
+            ConfigError: code TOKENS; then nothing changed. Else as `Offered.reread`, when all else was taken.
         """
         access = Access.load(config.tokens)
         self.gate.revoke(bytes.fromhex(serial) for serial in config.gate.revoked)
@@ -492,6 +493,8 @@ class Service:
         self._rounds += 1
         for running in list(self._running):
             self._judge_again(running)
+        if self.generations is not None:
+            self.generations.reread()
 
     def refresh(self) -> None:
         """Judges by the newest export from now on, and lets go of what was withdrawn by it.

@@ -14,9 +14,11 @@ from typing import Any, Final
 
 import torch
 
+from attest.fixed_point import MICRO, PICO
 from dptrain.errors import ConfigError, DptrainError, NotPrivateUse, without_text
 from dptrain.inference.invisibleink.generator import InvisibleInk
 from dptrain.inference.invisibleink.pool import Pool
+from dptrain.inference.invisibleink.references import References
 from dptrain.inference.invisibleink.rows import Prompts
 from dptrain.serve.artifacts import Artifacts
 from dptrain.serve.config import FromReferences, ServeConfig
@@ -26,7 +28,7 @@ from dptrain.serve.generations.sources import (
     parted,
     plan_of,
     references_of,
-    require_mechanism,
+    require_header,
     salt_of,
     task_of,
 )
@@ -34,6 +36,7 @@ from dptrain.serve.metrics import Metrics
 from dptrain.serve.wire import Refused
 from ledger.budget.leaves import CONTRIBUTION
 from ledger.budget.log import BudgetLog
+from ledger.budget.rho import NANO, epsilon_of_rho
 from ledger.errors import BudgetExhausted, LeafRefused
 
 LOG = logging.getLogger("dptrain.serve")
@@ -49,7 +52,8 @@ class Offered:
     """Is one generation of the server's file.
 
     Attributes:
-        name, table: of the file. plan: the numbers of each text. pool: gives out the batches that can pay.
+        name, table: of the file. plan: the numbers of each text.
+        most: epsilon and delta of all texts of one reference. pool: gives out the batches that can pay.
         closed: why it answers nobody any more, None while it does.
     """
 
@@ -60,22 +64,56 @@ class Offered:
             ConfigError: what does not fit together, by its name. Else as `references_of` and `plan_of`.
         """
         self.name, self.table, self.task = name, table, task_of(name, table)
-        salt = salt_of(table)
-        references = references_of(table, salt)
+        self._log, self._salt = log, salt_of(table)
+        references = references_of(table, self._salt)
         self.plan = plan_of(table, references.rule)
-        self.pool = Pool(references, self.plan, log, salt)
         cap = next(each for each in log.header.caps if each.unit == CONTRIBUTION)
-        self.cap = cap.epsilon_micro / 10**6, cap.delta_pico / 10**12
-        cost = self.plan.tokens * self.plan.nano_rho
-        if cost > cap.rho_nano:
-            sentence = f"a text of generations.{name} costs each reference {cost} (1e-9 rho), and the cap is {cap.rho_nano}"
+        cost, most = self.plan.tokens * self.plan.nano_rho, cap.rho_nano
+        self.most = cap.epsilon_micro / MICRO, cap.delta_pico / PICO
+        if references.rule is not None and references.rule.generation is not None:
+            most = min(most, references.rule.generation.max_rho_nano)
+            self.most = epsilon_of_rho(most / NANO, self.plan.delta), self.plan.delta
+        if cost > most:
+            sentence = f"a text of generations.{name} costs each reference {cost} (1e-9 rho), and the cap is {most}"
             raise ConfigError("SERVE_VALUE", f"{sentence}: none could ever be paid; lower epsilon, clip or tokens")
-        self._log = log
+        self._take(references)
+        self._unread: Refused | None = None
         self.closed: Refused | None = None
         self._ink: InvisibleInk | None = None
         self._dropped = False
         self._lengths: dict[tuple[tuple[str, str], ...], int] = {}
         self._checking = threading.Lock()
+
+    def reread(self) -> None:
+        """Reads the references again, and contributions through the gate.
+
+        Guarantee: once it returns, no text is drawn of a reference that is not there any more, and one that runs ends before
+        its next token. What cannot be read draws nothing until it can.
+
+        Raises:
+            ConfigError, and others: as the constructor.
+        """
+        try:
+            references = references_of(self.table, self._salt)
+            if plan_of(self.table, references.rule) != self.plan:
+                sentence = f"the signed rule of generations.{self.name} has other numbers than when the server started"
+                raise ConfigError("RULE", f"{sentence}; a log keeps its rules: begin another log")
+            self._take(references)
+        except BaseException as error:
+            sentence = "the references of this generation could not be read again, and nothing is drawn until they can"
+            self._unread = Refused(503, "server_refuses", "UNREAD", f"{sentence}; the operator's log says why")
+            told = getattr(error, "code", type(error).__name__)
+            LOG.error("generation %s: its references were not read again: %s", self.name, told)
+            raise
+        self._unread = None
+
+    def _take(self, references: References) -> None:
+        """Takes references in, and admits contributions to the log, each behind what was signed."""
+        if references.rule is not None:
+            gone, pairs = self._log.state.withdrawn, zip(references, references.attestations, strict=True)
+            self._log.admit([signed for one, signed in pairs if self._log.account(one.unit) not in gone])
+        self.pool = Pool(references, self.plan, self._log, self._salt)
+        self._there = frozenset(self._log.account(one.unit) for one in references)
 
     def words(self) -> Iterator[dict[str, str]]:
         """Yields every choice of labels. Raises ConfigError: code SERVE_VALUE, there are too many."""
@@ -134,14 +172,14 @@ class Offered:
     @property
     def problem(self) -> str | None:
         """Returns why it draws no texts now, None where it does; a model that was withdrawn is no problem of the server."""
-        if self.closed is not None:
-            return self.closed.code
+        if (refused := self.closed or self._unread) is not None:
+            return refused.code
         return None if self._ink is not None or self._dropped else "NOT_CHECKED"
 
     def require_usable(self) -> None:
         """Raises Refused: 503, it was closed."""
-        if self.closed is not None:
-            raise self.closed
+        if (refused := self.closed or self._unread) is not None:
+            raise refused
 
     def require_open(self) -> InvisibleInk:
         """Returns what draws. Raises Refused: 503, code NOT_CHECKED, rows are tested still; or why it was closed."""
@@ -178,7 +216,7 @@ class Offered:
             except BudgetExhausted:  # another server paid for these meanwhile
                 continue
             except LeafRefused as error:
-                if error.code != "WITHDRAWN":
+                if error.code not in ("WITHDRAWN", "EXPIRED"):
                     raise
                 continue
             except NotPrivateUse as error:
@@ -191,13 +229,13 @@ class Offered:
     def _require(self, accounts: frozenset[bytes]) -> None:
         """Ends a text of a generation that was closed, or of a contribution that was withdrawn, before its next token."""
         self.require_usable()
-        if not accounts.isdisjoint(getattr(self._log.state, "withdrawn", frozenset())):
-            sentence = "a contribution of this text was withdrawn while it was computed"
+        if not accounts <= self._there or not accounts.isdisjoint(self._log.state.withdrawn):
+            sentence = "a reference of this text was withdrawn while it was computed"
             raise Refused(403, "rights_refused", "WITHDRAWN", f"{sentence}; ask for another text")
 
     def privacy(self) -> dict[str, Any]:
         """Returns what an answer says of its text."""
-        epsilon, delta = self.cap
+        epsilon, delta = self.most
         return {
             "statement": self.plan.sentence,
             "epsilon": self.plan.epsilon,
@@ -231,7 +269,7 @@ class Generations:
         Raises:
             ConfigError: code MECHANISM or SALT, the log is not one for these; else as `Offered`.
         """
-        require_mechanism(config, log.header.mechanism("invisibleink"))
+        require_header(config, log.header)
         self.all: dict[str, Offered] = {name: Offered(name, table, log) for name, table in config.generations.items()}
         for each in self.all.values():
             for _ in each.words():
@@ -281,6 +319,17 @@ class Generations:
             }
             for each in self.all.values()
         ]
+
+    def reread(self) -> None:
+        """Reads the references of all again, those of others too where one cannot be read. Raises the first error."""
+        errors = []
+        for each in self.all.values():
+            try:
+                each.reread()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def close(self) -> None:
         """Ends the thread once its test has ended."""

@@ -16,11 +16,11 @@ from attest.policy import ClassRule, open_policy
 from attest.registry import open_registry
 from dptrain.errors import ConfigError
 from dptrain.inference.invisibleink.partition import SALT_SIZE, fresh_salt
-from dptrain.inference.invisibleink.plan import Plan, mechanism
+from dptrain.inference.invisibleink.plan import NAME, Plan, mechanism
 from dptrain.inference.invisibleink.references import References
 from dptrain.inference.invisibleink.tasks import Task
 from dptrain.serve.config import FromReferences, ServeConfig
-from ledger.budget import Mechanism
+from ledger.budget import GenerationRule, Header, Mechanism
 
 
 def task_of(name: str, table: FromReferences) -> Task:
@@ -107,6 +107,23 @@ def plan_of(table: FromReferences, rule: ClassRule | None) -> Plan:
     return Plan.for_epsilon(table.epsilon, **how)
 
 
+def rules_of(config: ServeConfig) -> list[GenerationRule]:
+    """Returns the signed rules by which contributions generate here: what the header of their log has.
+
+    Raises:
+        ConfigError: code SERVE_VALUE, two policies have a class of one name. Else as `open_policy` and `GenerationRule.of`.
+    """
+    found: dict[str, GenerationRule] = {}
+    for name, each in config.generations.items():
+        if each.attested is not None:
+            signed = open_policy(each.attested.policy, load_public_key(each.attested.owner_key))
+            rule = GenerationRule.of(signed, each.attested.class_)
+            if found.setdefault(rule.name, rule) != rule:
+                sentence = f"generations.{name} has a class {rule.name} of another policy than a generation before it"
+                raise ConfigError("SERVE_VALUE", f"{sentence}; a log has one class of a name: run two servers")
+    return list(found.values())
+
+
 def mechanism_of(config: ServeConfig) -> Mechanism | None:
     """Returns what the header of a new log says of texts from references; None where the file has no generations.
 
@@ -119,15 +136,21 @@ def mechanism_of(config: ServeConfig) -> Mechanism | None:
     return mechanism(None if given is None else salt_of(given))
 
 
-def require_mechanism(config: ServeConfig, stated: Mechanism | None) -> None:
+def require_header(config: ServeConfig, header: Header) -> None:
     """Holds the header of a log against the file.
 
     Raises:
-        ConfigError: code MECHANISM, the log is for no texts from references; SALT, it was made with another salt.
+        ConfigError: code MECHANISM, the log is for no texts from references; SALT, it was made with another salt; RULE, it has
+            other signed rules than the policies of the file, or rules where the file has references of the owner's own.
     """
-    asked = mechanism_of(config)
+    asked, stated = mechanism_of(config), header.mechanism(NAME)
     if asked is None:
         return
+    rules = rules_of(config)
+    if set(rules) - set(header.generation) or (header.generation and not rules):
+        has, asks = (", ".join(rule.name for rule in found) or "none" for found in (header.generation, rules))
+        sentence = f"the budget log has the signed rules of {has}, the file asks for {asks}"
+        raise ConfigError("RULE", f"{sentence}, or they are of another policy; a log keeps its rules: begin another log")
     if stated is None:
         sentence = f"the budget log has no mechanism {asked.name}, by which texts from references are paid"
         raise ConfigError("MECHANISM", f"{sentence}; it was made before there were generations: begin another log")
