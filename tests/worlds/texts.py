@@ -1,13 +1,20 @@
 """A server of texts from private references: a task of few words, references that no text may show, and who has spent what."""
 
+import hashlib
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from attest import keys, signed_file
+from attest.descriptor import GENERATE, TRAIN
 from dptrain.inference.invisibleink import Plan
+from tests.worlds.gate import OWNER, registry_bytes
+from tests.worlds.generating import attested, signed
 from tests.worlds.listening import until
+from tests.worlds.registries import put
 from tests.worlds.servers import Running, running
 
 TASK = """
@@ -52,7 +59,8 @@ def changes(caps: dict[str, Any] = BUDGET, generation: dict[str, Any] | None = N
 @contextmanager
 def telling(folder: Path, caps: dict[str, Any] = BUDGET, *, wait: bool = True, **more: Any) -> Iterator[Running]:
     """Runs the server, and waits until its rows were tested."""
-    write(folder)
+    if not (folder / "tale.toml").exists():
+        write(folder)
     with running(folder, **changes(caps, **more)) as world:
         if wait:
             until(lambda: not world.service.generations.problems(), 60)  # type: ignore[union-attr]
@@ -84,3 +92,36 @@ def spent(world: Running) -> list[int]:
         assert all(amount % PLAN.nano_rho == 0 for amount in amounts)
         found.append(amounts.pop() // PLAN.nano_rho if len(amounts) == 1 else -1)
     return found
+
+
+RULE = {"references": BATCH, "clip_norm_micro": 500_000, "tokens": TOKENS, "top_k": 20, "max_rho_nano": 2 * TOKENS * 31_250_100}
+"""Numbers of a class that contributors signed: two texts of a contribution, and nothing more."""
+
+ATTESTED: dict[str, Any] = {
+    **dict.fromkeys(("references", "epsilon", "batch", "tokens", "top_k")),
+    "attested": {
+        "policy": "policy.cose", "owner_key": "owner.pub", "registry": "registry.cbor", "class": "sensitive",
+        "corpus": ["corpus"],
+    },
+}  # fmt: skip
+"""A generation in whose place contributors signed the numbers."""
+
+NOTES = ["gull rope mast", "storm calm", "salt net", "root"]
+
+
+def write_attested(folder: Path, texts: list[str] | None = None, **rule: Any) -> None:
+    """Writes task, policy, registry and a corpus of contributions, of which one was signed for training alone."""
+    (folder / "tale.toml").write_text(TASK)
+    policy = signed(**{**RULE, **rule})
+    signed_file.write(folder / "policy.cose", policy.payload, policy.sign1)
+    keys.save_public_key(folder / "owner.pub", keys.public_bytes(OWNER), "owner")
+    put(folder / "registry.cbor", registry_bytes())
+    (folder / "corpus").mkdir(exist_ok=True)
+    now = int(time.time())
+    found = NOTES if texts is None else texts
+    for number, text in enumerate([*found, "dusk dawn"]):
+        purposes = (TRAIN,) if number == len(found) else (GENERATE,)
+        told = {"content_hash": hashlib.sha256(text.encode()).digest(), "not_before": now - 1000, "not_after": now + 86400}
+        path = folder / "corpus" / f"{number}.txt"
+        path.write_text(text)
+        path.with_name(f"{path.name}.attest").write_bytes(attested(number, purposes=purposes, **told).to_cbor())
