@@ -485,7 +485,7 @@ class Service:
         open before: conversations are refused at their next message, running answers end, and states of split answers too.
 
         Raises:
-            ConfigError: code TOKENS; then nothing changed. Else as `Offered.reread`, when all else was taken.
+            ConfigError: code TOKENS; then nothing changed.
         """
         access = Access.load(config.tokens)
         self.gate.revoke(bytes.fromhex(serial) for serial in config.gate.revoked)

@@ -88,10 +88,7 @@ class Offered:
         """Reads the references again, and contributions through the gate.
 
         Guarantee: once it returns, no text is drawn of a reference that is not there any more, and one that runs ends before
-        its next token. What cannot be read draws nothing until it can.
-
-        Raises:
-            ConfigError, and others: as the constructor.
+        its next token. What could not be read draws nothing until it can; the log says why, and `problem` that it is so.
         """
         try:
             references = references_of(self.table, self._salt)
@@ -99,13 +96,13 @@ class Offered:
                 sentence = f"the signed rule of generations.{self.name} has other numbers than when the server started"
                 raise ConfigError("RULE", f"{sentence}; a log keeps its rules: begin another log")
             self._take(references)
-        except BaseException as error:
+        except Exception as error:
             sentence = "the references of this generation could not be read again, and nothing is drawn until they can"
             self._unread = Refused(503, "server_refuses", "UNREAD", f"{sentence}; the operator's log says why")
             told = getattr(error, "code", type(error).__name__)
             LOG.error("generation %s: its references were not read again: %s", self.name, told)
-            raise
-        self._unread = None
+        else:
+            self._unread = None
 
     def _take(self, references: References) -> None:
         """Takes references in, and admits contributions to the log, each behind what was signed."""
@@ -321,15 +318,9 @@ class Generations:
         ]
 
     def reread(self) -> None:
-        """Reads the references of all again, those of others too where one cannot be read. Raises the first error."""
-        errors = []
+        """Reads the references of all again."""
         for each in self.all.values():
-            try:
-                each.reread()
-            except Exception as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+            each.reread()
 
     def close(self) -> None:
         """Ends the thread once its test has ended."""
