@@ -4,6 +4,7 @@ from tests.mutants.attested import ATTESTED
 from tests.mutants.audited import BOUNDS, FIGURES, RELEASES
 from tests.mutants.beside import BESIDE, IN_THEIR_PLACE
 from tests.mutants.clipped import CLIPPED
+from tests.mutants.consented import CONSENTED
 from tests.mutants.correlated import CORRELATED
 from tests.mutants.ink import FROM_REFERENCES
 from tests.mutants.mutant import Mutant
@@ -884,5 +885,6 @@ GROUPS = {
     "the gate before a model": GATED,
     "the server": SERVING,
     "text from references": FROM_REFERENCES,
+    "the budget of contributions": CONSENTED,
 }
 """Mutants by what they break."""
