@@ -15,7 +15,7 @@ _LIES = T + "test_every_lie_about_consent_is_found"
 _COST = T + "test_a_token_costs_c_squared_over_2_b_squared_tau_squared_rounded_up"
 _ONE = T + "test_where_one_cannot_be_admitted_nobody_is"
 
-CONSENTED = (
+CONTRIBUTIONS = (
     Mutant("a contribution is found by its digest alone", UNITS, "        if self.kind == CONTRIBUTION:\n",
            "        if False:\n", T_EACH + "test_a_contribution_is_found_in_the_leaves_by_its_digest_alone"),
     Mutant("a contribution is named by 64 hex digits", UNITS, 're.compile("[0-9a-f]{64}")', 're.compile("[0-9a-z.-]*")',
