@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.worlds.commands import POLICY
+from tests.worlds.commands import POLICY, record
 
 RULE = "{ references = 7, clip_norm = 0.5, temperature = 1.0, tokens = 100, max_rho = 1.0, top_k = 50 }"
 BOTH = POLICY.replace('name = "sensitive"\n', f'name = "sensitive"\npurposes = ["generate", "train"]\ngeneration = {RULE}\n')
@@ -70,6 +70,24 @@ def test_a_gate_for_generation_leaves_the_reading_of_a_run_as_it_is(shell, signi
     assert "kept_reading" not in shell.json("gate", "policy.cose", "corpus", "--purpose", "generate")
     assert kept.read_bytes() == before
     assert shell.json("gate", "policy.cose", "corpus", "--for", "ledger.db")["kept_reading"]["spared"] == 5
+
+
+def test_a_gate_for_generation_refuses_what_was_withdrawn_in_a_ledger_and_leaves_its_reading_as_it_is(shell, signing):
+    signing("generate", "train")
+    record(shell)
+    shell.run("gate", "policy.cose", "corpus", "--ledger", "ledger.db")
+    kept = shell.directory / "ledger.db.reading"
+    before = kept.read_bytes()
+    given = ("gate", "policy.cose", "corpus", "--ledger", "ledger.db")
+    found = shell.json(*given, "--purpose", "generate")
+    assert found["admitted"] == {"sensitive": 5} and "kept_reading" not in found
+    assert kept.read_bytes() == before and shell.json(*given)["kept_reading"]["spared"] == 5
+    attestations = "corpus/notes.jsonl.attest"
+    made = shell.json("attest", "withdraw", attestations, "--key", "alice.key", "--record", "2")["withdrawals"][0]
+    entitled = ("--attestations", attestations, "--registry", "registry.cbor")
+    shell.run("ledger", "withdraw", "ledger.db", made["path"], *entitled)
+    gone = shell.json(*given, "--purpose", "generate", code=1)
+    assert (gone["admitted"], gone["refused"]) == ({"sensitive": 4}, {"WITHDRAWN": 1})
 
 
 def test_signing_says_the_purposes_and_refuses_what_the_class_does_not_have(shell, signing):

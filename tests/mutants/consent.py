@@ -142,7 +142,7 @@ CONSENT = (
     Mutant(
         "an audit asks what was signed to be trained on", ATTESTED,
         "                check_purpose(self.signed, rule, TRAIN)\n", "",
-        T_LIES + "[not_signed_to_be_trained_on-PURPOSE-seq 1]",
+        T_LIES + "[not_signed_to_be_trained_on]",
     ),
     Mutant(
         "the command judges for the use that it was given", COMMAND,
@@ -152,6 +152,6 @@ CONSENT = (
     Mutant(
         "the reading beside a ledger is that of training", COMMAND,
         "None if no_kept_reading or not training else", "None if no_kept_reading else",
-        T_CLI + "test_a_gate_for_generation_leaves_the_reading_of_a_run_as_it_is",
+        T_CLI + "test_a_gate_for_generation_refuses_what_was_withdrawn_in_a_ledger_and_leaves_its_reading_as_it_is",
     ),
 )  # fmt: skip
