@@ -96,7 +96,7 @@ GENERATED = (
     Mutant(
         "what another process has spent is passed over", POOL, "                if self.pays(batch):\n",
         "                if True:\n",
-        T_POOL + "test_two_processes_that_share_a_log_pay_for_every_batch_once",
+        T_POOL + "test_a_batch_that_another_process_pays_with_meanwhile_is_passed_over",
     ),
     Mutant(
         "a text costs no more than its rule lets it", PLAN, "if (cost := made.tokens * made.nano_rho) > rule.max_rho_nano:",
