@@ -1,6 +1,7 @@
 """A run of texts: paid for before the model runs, whole in its folder or not at all, and going on where it ended."""
 
 import json
+import os
 import stat
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from dptrain.errors import ConfigError, ResumeRefused
+from dptrain.errors import ConfigError, NotPrivateUse, ResumeRefused
 from dptrain.inference.invisibleink import InvisibleInk, Plan, Task
 from dptrain.inference.invisibleink.pool import Pool
 from dptrain.inference.invisibleink.references import References
@@ -163,6 +164,33 @@ def test_a_line_that_a_crash_cut_is_taken_away_and_no_other(world):
     assert refused.value.code == "TEXTS"
 
 
+def test_a_text_is_synced_before_it_counts(world):
+    synced, fsync = [], os.fsync
+    with opened(world) as run:
+        size = (world / "run/texts.jsonl").stat
+
+        def sync(descriptor):
+            synced.append(size().st_size)
+            return fsync(descriptor)
+
+        with patch("dptrain.inference.invisibleink.run.texts.os.fsync", sync):
+            run.generate(ink(), texts=1)
+        assert synced[-1] == size().st_size > 0
+
+
+def test_a_text_that_began_and_was_not_paid_for_is_not_lost(world):
+    def coupled(*args, **how):
+        raise NotPrivateUse("ROWS_COUPLED", "a row moved another")
+
+    with opened(world) as run:
+        with patch("dptrain.inference.invisibleink.generator.check_rows", coupled), pytest.raises(NotPrivateUse):
+            run.generate(ink())
+        run.log.refresh()
+        assert run.texts.lost == 0 and not any(account.spent for account in run.log.state.accounts.values())
+    with opened(world) as run:
+        assert run.generate(ink()).texts == 3
+
+
 def test_deleting_the_texts_makes_no_new_money(world):
     with opened(world) as run:
         run.generate(ink())
@@ -192,7 +220,7 @@ def test_another_salt_beside_the_same_log_is_refused_because_ids_would_be_fresh_
     salt.unlink()
     with pytest.raises(ResumeRefused, match="spent nothing") as refused, opened(world):
         pass
-    assert refused.value.code == "SALT"
+    assert refused.value.code == "SALT" and not salt.exists()
     salt.write_bytes(SALT)
     salt.chmod(0o600)
     with pytest.raises(ResumeRefused, match="another salt") as refused, opened(world):

@@ -7,3 +7,8 @@
 from dptrain.cli.generate.command import generate
 
 __all__ = ["generate"]
+
+
+def __dir__() -> list[str]:
+    """Lists what is public."""
+    return sorted(__all__)

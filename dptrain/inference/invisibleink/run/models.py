@@ -8,7 +8,6 @@ from typing import Any, Final
 import torch
 
 from dptrain.errors import ConfigError
-from dptrain.tasks.classification import first_line
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
 
@@ -41,15 +40,19 @@ def load(source: str, *, dtype: str = "float32", device: str | None = None) -> t
             source, dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True, **settings
         )
     except (OSError, ValueError, KeyError, AttributeError, RuntimeError) as error:
-        raise ConfigError("MODEL", f"{source!r} cannot be loaded: {first_line(error):.300}") from error
+        raise ConfigError("MODEL", f"{source!r} cannot be loaded: {_first_line(error):.300}") from error
     if missing := sorted(name for kind in ("missing_keys", "mismatched_keys") for name in map(str, found[kind])):
         lacks = ", ".join(missing[:3])
         raise ConfigError("MODEL", f"{source!r} lacks {lacks}, which its settings ask for; give it with its language head")
     try:
         model = model.to(where).eval()
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError("DEVICE", f"the model does not go to {where}: {first_line(error):.200}") from error
+        raise ConfigError("DEVICE", f"the model does not go to {where}: {_first_line(error):.200}") from error
     return model, tokenizer, {"name": source, "sha256": digest_of(model, tokenizer), "dtype": dtype}
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 _BESIDE: Final = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "_attn_implementation", "architectures")

@@ -32,6 +32,9 @@ CONTRIBUTION: Final = "contribution"
 class Purse:
     """Names the files of a budget: the log, its key, and the salt beside it.
 
+    Guarantee: a log of the owner's own references is opened with the salt that its header pins, and with no other, so that no
+    reference gets a second budget in it; attested references stand in the log, with what was signed, before any of them pays.
+
     Attributes:
         log: the file of the log. key: private; the public one lies beside it (.pub).
     """

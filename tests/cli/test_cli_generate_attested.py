@@ -1,0 +1,241 @@
+"""Texts from contributions that were signed for generation: sign, gate, generate, export, verify, by the commands alone."""
+
+import json
+import shutil
+import time
+from unittest.mock import patch
+
+import pytest
+
+from attest import keys
+from attest.attestation import read_sequence
+from attest.corpus import Contents, open_corpus
+from attest.policy import open_policy
+from attest.registry import open_registry
+from dptrain.errors import ContentChanged
+from dptrain.inference.invisibleink.references import References
+from ledger.budget.log import BudgetLog
+from ledger.storage.place import Place
+from tests.worlds.text_runs import TASK, TEXTS, lines_of, model_folder
+
+POLICY = """
+corpus = "clinic-notes-2026"
+delta = 1e-6
+steps = 20
+normalizer = 4
+epoch_steps = 10
+window_steps = 5
+redo_steps = 10
+[[class]]
+name = "notes"
+clip_norm = 0.5
+noise_multiplier = 1.2
+sampling_rate = 0.1
+depth = { from = 0.75, to = 1.0 }
+purposes = ["generate", "train"]
+generation = { references = 3, clip_norm = 0.5, temperature = 1.0, tokens = 6, max_rho = 0.17, top_k = 40 }
+[[class]]
+name = "other"
+clip_norm = 0.5
+noise_multiplier = 1.2
+sampling_rate = 0.1
+depth = { from = 0.75, to = 1.0 }
+"""
+"""A text costs 6 * 0.5^2 / (2 * 3^2) = 0.0834 of rho, so the rule lets a contribution pay for two."""
+
+
+@pytest.fixture
+def clinic(shell):
+    """Keys, registry and a signed policy whose class `notes` is for generation too."""
+    for name in ("alice", "owner"):
+        shell.run("attest", "keygen", name)
+    shell.write("policy.toml", POLICY)
+    words = ["--pub", "alice.pub", "--class", "notes", "--class", "other"]
+    shell.run("registry", "add", "registry.cbor", *words)
+    shell.run("policy", "sign", "policy.toml", "--key", "owner.key", "--registry", "registry.cbor")
+    shell.write("task.toml", TASK)
+    return shell
+
+
+def sign(shell, name, texts, *options, purpose=("generate",), class_name="notes"):
+    """Alice signs rows as contributions."""
+    shell.write(f"corpus/{name}.jsonl", "".join(f"{json.dumps({'text': text})}\n" for text in texts))
+    purposes = [word for each in purpose for word in ("--purpose", each)]
+    words = ["--key", "alice.key", "--class", class_name, "--policy", "policy.cose", "--owner-key", "owner.pub"]
+    shell.run("attest", "sign", f"corpus/{name}.jsonl", *words, *purposes, *options)
+
+
+def texts(count, word="note"):
+    return [f"{word} {number}: {TEXTS[number % len(TEXTS)]}" for number in range(count)]
+
+
+GENERATE = ("generate", "task.toml", "corpus", "--policy", "policy.cose", "--class", "notes")
+
+
+def run(shell, *more, code=0):
+    return shell.json(*GENERATE, "--model", str(model_folder()), "--out", "run", *more, code=code)
+
+
+def test_the_whole_way_from_a_signature_to_what_an_auditor_finds_of_it(clinic):
+    sign(clinic, "notes", texts(7))
+    judged = clinic.json("gate", "policy.cose", "corpus", "--purpose", "generate")
+    assert judged["admitted"] == {"notes": 7}
+    planned = clinic.json(*GENERATE, "--plan")
+    assert (planned["clip_norm"], planned["batch"], planned["tokens"], planned["top_k"]) == (0.5, 3, 6, 40)
+    assert (planned["batches"], planned["texts_at_most"]) == (2, 4)
+    told = run(clinic)
+    assert (told["texts"], told["references"]) == (2, 7)
+    assert told["epsilon"] < told["epsilon_cap"]
+    clinic.run("ledger", "verify", told["export"], "--key", told["key"])
+    with BudgetLog.open(Place.of(clinic.directory / "run/budget.db"), read_only=True) as log:
+        [rule] = log.header.generation
+        assert (rule.name, rule.references, rule.tokens, rule.max_rho_nano) == ("notes", 3, 6, 170_000_000)
+        assert len(log.state.admitted) == 7
+        with open(clinic.directory / "corpus/notes.jsonl.attest", "rb") as stream:
+            digests = {one.read().digest() for one in read_sequence(stream)}
+        assert log.state.admitted.keys() == digests
+        assert len(log.state.accounts) == 6 and log.state.accounts.keys() < digests
+
+
+def test_the_rule_says_how_much_a_contribution_spends_over_all_texts_and_no_text_is_made_beyond(clinic):
+    sign(clinic, "notes", texts(7))
+    assert run(clinic)["texts"] == 2
+    assert run(clinic, "--texts", "3")["new"] == 1
+    again = run(clinic, "--texts", "5", code=1)
+    assert (again["texts"], again["exhausted"]) == (4, True)
+    numbers = [one["number"] for one in lines_of(clinic.directory / "run/texts.jsonl")]
+    assert numbers == [1, 2, 3, 4]
+    with BudgetLog.open(Place.of(clinic.directory / "run/budget.db"), read_only=True) as log:
+        assert max(account.spent for account in log.state.accounts.values()) <= 170_000_000
+
+
+def test_what_was_signed_to_train_alone_or_for_another_class_makes_no_text(clinic):
+    sign(clinic, "both", texts(3, "both"), purpose=("generate", "train"))
+    sign(clinic, "train", texts(4, "train"), purpose=("train",))
+    sign(clinic, "other", texts(2, "other"), purpose=("train",), class_name="other")
+    told = run(clinic)
+    assert (told["references"], told["texts"], told["refused"]) == (3, 1, {"PURPOSE": 6})
+
+
+def test_a_contribution_that_is_empty_keeps_its_place_and_pays_as_all_others(clinic):
+    sign(clinic, "notes", ["a red boat", "", "tea"])
+    clinic.write("corpus/blob.bin", "")
+    (clinic.directory / "corpus/blob.bin").write_bytes(b"\xff\xfe no text")
+    words = ["--key", "alice.key", "--class", "notes", "--policy", "policy.cose", "--owner-key", "owner.pub"]
+    clinic.run("attest", "sign", "corpus/blob.bin", *words, "--purpose", "generate")
+    told = run(clinic)
+    assert (told["references"], told["texts"]) == (4, 1)
+
+
+def test_a_contribution_with_a_limit_over_all_runs_is_left_out_by_name(clinic):
+    sign(clinic, "notes", texts(3))
+    sign(clinic, "limited", texts(2, "limited"), "--max-epsilon", "3", "--max-delta", "1e-6")
+    told = run(clinic)
+    assert (told["references"], told["refused"]) == (3, {"LIMIT_OVER_RUNS": 2})
+
+
+def test_a_class_with_a_limit_over_all_runs_is_refused_by_name(clinic):
+    sign(clinic, "notes", texts(3))
+    limited = POLICY.replace('purposes = ["gen', 'max_epsilon_total = 9.0\npurposes = ["gen')
+    clinic.write("limited.toml", limited)
+    clinic.run("policy", "sign", "limited.toml", "--key", "owner.key", "--registry", "registry.cbor")
+    words = ["limited.cose" if word == "policy.cose" else word for word in GENERATE]
+    assert clinic.json(*words, "--plan", code=1)["error"]["code"] == "LIMIT_OVER_RUNS"
+
+
+def test_the_signed_data_class_is_a_public_label(clinic):
+    sign(clinic, "a", texts(3, "calm"), "--data-class", "calm")
+    sign(clinic, "b", texts(4, "loud"), "--data-class", "loud")
+    told = run(clinic, "--labels", "data-class")
+    assert told["texts"] == 2
+    assert [one["label"] for one in lines_of(clinic.directory / "run/texts.jsonl")] == ["calm", "loud"]
+    refused = clinic.json(*GENERATE, "--plan", "--labels", "list.csv", code=2)["error"]
+    assert "--labels data-class" in refused["sentence"]
+
+
+def test_a_contribution_that_was_withdrawn_in_the_ledger_makes_no_text(clinic):
+    sign(clinic, "notes", texts(4))
+    with open(clinic.directory / "corpus/notes.jsonl.attest", "rb") as stream:
+        first = next(read_sequence(stream)).read().digest()
+    assert run(clinic)["references"] == 4
+    with BudgetLog.open(Place.of(clinic.directory / "run/budget.db")) as log:
+        log.withdraw(first)
+        paid = first in log.state.accounts
+    told = run(clinic, "--texts", "2", code=1 if paid else 0)
+    assert told["new"] == (0 if paid else 1)
+
+
+def judged(shell, now=None, **how):
+    """What the library reads of the corpus."""
+    owner = keys.load_public_key("owner.pub")
+    signed, known = open_policy("policy.cose", owner), open_registry("registry.cbor", owner)
+    return References.admitted(open_corpus("corpus"), signed, known, "notes", now=now or int(time.time()), **how)
+
+
+def test_bytes_that_changed_after_the_gate_saw_them_are_read_by_nobody(clinic):
+    sign(clinic, "notes", texts(3))
+    assert [one.text for one in judged(clinic)] == texts(3)
+    other = patch.object(Contents, "read", lambda self, locator: b'{"text": "another"}')
+    with other, pytest.raises(ContentChanged, match="changed after the gate saw it"):
+        judged(clinic)
+
+
+def test_what_was_withdrawn_is_not_among_the_references(clinic):
+    sign(clinic, "notes", texts(4))
+    first = bytes.fromhex(judged(clinic).rows[0].id)
+    found = judged(clinic, withdrawn={first})
+    assert len(found) == 3 and found.refused == {"WITHDRAWN": 1}
+
+
+def test_several_corpora_are_judged_as_one_so_that_no_content_comes_twice(clinic):
+    sign(clinic, "notes", texts(3))
+    shutil.copytree(clinic.directory / "corpus", clinic.directory / "again")
+    told = clinic.json(*GENERATE[:3], "again", *GENERATE[3:], "--plan")
+    assert (told["references"], told["refused"]) == (3, {"REPLAYED": 3})
+
+
+@pytest.mark.parametrize(
+    "options", [["--epsilon", "3"], ["--delta", "1e-5"], ["--batch", "2"], ["--tokens", "9"], ["--tau", "2"], ["--top-k", "7"],
+                ["--records", "2"], ["--adjacency", "replace-one"]]
+)  # fmt: skip
+def test_no_number_of_a_signed_rule_is_given_by_who_runs_it(clinic, options):
+    sign(clinic, "notes", texts(3))
+    refused = clinic.json(*GENERATE, "--plan", *options, code=2)["error"]
+    assert "signed for the numbers of their class" in refused["sentence"] and options[0] in refused["sentence"]
+
+
+def test_a_class_without_a_generation_rule_is_refused_and_so_is_a_corpus_of_which_nothing_was_admitted(clinic):
+    sign(clinic, "train", texts(3), purpose=("train",))
+    refused = clinic.json(*GENERATE, "--plan", code=1)["error"]
+    assert refused["code"] == "REFERENCES" and "3 PURPOSE" in refused["sentence"]
+    for name in ("other", "nothing"):
+        words = [name if word == "notes" else word for word in GENERATE]
+        assert clinic.json(*words, "--plan", code=1)["error"]["code"] == "CLASS"
+
+
+def test_an_attestation_that_has_ended_makes_no_text(clinic):
+    sign(clinic, "notes", texts(3), "--days", "1")
+    later = str(int(time.time()) + 3 * 86400)
+    refused = clinic.json(*GENERATE, "--plan", "--now", later, code=1)["error"]
+    assert refused["code"] == "REFERENCES" and "EXPIRED" in refused["sentence"]
+
+
+def test_attested_references_and_the_owners_own_do_not_share_a_log(clinic):
+    sign(clinic, "notes", texts(3))
+    run(clinic, "--budget", "safe.db")
+    clinic.write("refs.jsonl", "".join(f'{{"id": "r{number}", "text": "x"}}\n' for number in range(3)))
+    words = ["--references", "refs.jsonl", "--epsilon", "3", "--delta", "1e-6", "--batch", "3", "--tokens", "6"]
+    own = ["generate", "task.toml", *words, "--model", str(model_folder()), "--out", "own", "--budget", "safe.db"]
+    refused = clinic.json(*own, code=1)["error"]
+    assert refused["code"] == "BUDGET" and "your own were not" in refused["sentence"]
+    assert "goes with --policy" in clinic.json(*own, "corpus", code=2)["error"]["sentence"]
+
+
+def test_another_policy_does_not_pay_from_a_log_that_has_not_its_rule(clinic):
+    sign(clinic, "notes", texts(3))
+    run(clinic, "--budget", "safe.db")
+    clinic.write("second.toml", POLICY.replace("max_rho = 0.17", "max_rho = 0.9"))
+    clinic.run("policy", "sign", "second.toml", "--key", "owner.key", "--registry", "registry.cbor")
+    words = ["second.cose" if word == "policy.cose" else word for word in GENERATE]
+    refused = clinic.json(*words, "--model", str(model_folder()), "--out", "two", "--budget", "safe.db", code=1)["error"]
+    assert refused["code"] == "BUDGET" and "begin another log" in refused["sentence"]

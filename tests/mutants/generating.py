@@ -1,0 +1,155 @@
+"""Mutants of runs that make texts: whose references they are, what pays for them, and what a crash leaves."""
+
+from tests.mutants.mutant import Mutant
+
+INK = "dptrain/inference/invisibleink/"
+READ, POOL, PARTITION, PLAN = INK + "references.py", INK + "pool.py", INK + "partition.py", INK + "plan.py"
+PURSE, TEXTS, RUN, SETTING = INK + "run/purse.py", INK + "run/texts.py", INK + "run/run.py", INK + "run/setting.py"
+MODELS, ASKED = INK + "run/models.py", "dptrain/cli/generate/asked.py"
+
+T_READ = "tests/inference/test_generate_references.py::"
+T_POOL = "tests/inference/test_generate_pool.py::"
+T_RUN = "tests/inference/test_generate_run.py::"
+T_TYPED = "tests/cli/test_cli_generate.py::"
+T_SIGNED = "tests/cli/test_cli_generate_attested.py::"
+
+_CRASHED = T_RUN + "test_a_text_that_a_crash_cut_is_spent_and_its_batch_is_not_drawn_from_again"
+_SALTED = T_RUN + "test_another_salt_beside_the_same_log_is_refused_because_ids_would_be_fresh_units"
+
+GENERATED = (
+    Mutant(
+        "an empty reference keeps its place", READ, '                yield one, text or ""\n',
+        "                if text:\n                    yield one, text\n",
+        T_READ + "test_every_row_keeps_its_place_and_one_that_is_empty_or_null_is_a_null_reference",
+    ),
+    Mutant(
+        "a unit is an id under the salt", READ, "hmac.new(salt, one.encode(), hashlib.sha256).hexdigest()",
+        "hashlib.sha256(one.encode()).hexdigest()",
+        T_READ + "test_a_unit_is_the_id_under_the_salt_and_another_salt_makes_other_units",
+    ),
+    Mutant(
+        "a text stands in no picture of its reference", READ, "text: str = field(repr=False)", "text: str",
+        T_READ + "test_the_text_of_a_reference_stands_in_no_picture_of_it",
+    ),
+    Mutant(
+        "no label comes out of a row", READ, "        if path.exists() and path.samefile(rows_path):\n", "        if False:\n",
+        T_READ + "test_a_label_of_the_row_itself_is_refused_because_it_is_part_of_the_payload",
+    ),
+    Mutant(
+        "every reference has a label, or none", READ, "    if missing:\n", "    if False:\n",
+        T_READ + "test_every_reference_has_a_label_or_none_has",
+    ),
+    Mutant(
+        "the digest of references follows from labels too", READ, "sorted((one.id, one.label) for", "sorted((one.id, '') for",
+        T_READ + "test_the_digest_follows_from_ids_and_labels",
+    ),
+    Mutant(
+        "contributions are judged for generation", READ, ", seen=Seen(), purpose=GENERATE)", ", seen=Seen())",
+        T_SIGNED + "test_what_was_signed_to_train_alone_or_for_another_class_makes_no_text",
+    ),
+    Mutant(
+        "several corpora are one to the gate", READ,
+        "                for outcome, attestation in _judged(gate, part, now, withdrawn):\n",
+        "                gate = Gate(policy.policy, registry, seen=Seen(), purpose=GENERATE)\n"
+        "                for outcome, attestation in _judged(gate, part, now, withdrawn):\n",
+        T_SIGNED + "test_several_corpora_are_judged_as_one_so_that_no_content_comes_twice",
+    ),
+    Mutant(
+        "what limits its spending over all runs is left out", READ,
+        "if outcome.admission.descriptor.limit != (0, 0):", "if False:",
+        T_SIGNED + "test_a_contribution_with_a_limit_over_all_runs_is_left_out_by_name",
+    ),
+    Mutant(
+        "and so is a class that does", READ, "        if rule.max_epsilon_total_micro is not None:\n", "        if False:\n",
+        T_SIGNED + "test_a_class_with_a_limit_over_all_runs_is_refused_by_name",
+    ),
+    Mutant(
+        "what is read is what the gate saw", READ,
+        "if hashlib.sha256(content).digest() != outcome.admission.descriptor.content_hash:", "if False:",
+        T_SIGNED + "test_bytes_that_changed_after_the_gate_saw_them_are_read_by_nobody",
+    ),
+    Mutant(
+        "a contribution that is no text is null", READ, '    except (ValueError, RecursionError):\n        return ""\n',
+        "    except RecursionError:\n        return \"\"\n",
+        T_SIGNED + "test_a_contribution_that_is_empty_keeps_its_place_and_pays_as_all_others",
+    ),
+    Mutant(
+        "batches look at no payload", PARTITION, "    if partition == PARTITION:\n        return\n", "    return\n",
+        T_READ + "test_every_partition_that_looks_at_payloads_is_refused_by_name",
+    ),
+    Mutant(
+        "references are averaged", INK + "formulas.py", '    if aggregation == "median":\n', "    if False:\n",
+        T_TYPED + "test_what_has_no_proof_is_refused_by_name_before_anything_is_paid",
+    ),
+    Mutant(
+        "every contribution of a batch can pay", POOL, "least = min((left for", "least = max((left for",
+        T_POOL + "test_a_batch_of_which_one_contribution_cannot_pay_is_passed_over_whole",
+    ),
+    Mutant(
+        "for all T tokens", POOL, "return self.plan.tokens * self.plan.nano_rho", "return self.plan.nano_rho",
+        T_POOL + "test_what_a_finished_text_gives_back_pays_for_another_only_where_it_is_T_tokens",
+    ),
+    Mutant(
+        "a batch comes when its turn is", POOL, "self._next[label] = (place + 1) % len(found)", "self._next[label] = place",
+        T_POOL + "test_a_larger_cap_pays_for_more_texts_of_every_batch_one_round_after_the_other",
+    ),
+    Mutant(
+        "what another process has spent is passed over", POOL, "                if self.pays(batch):\n",
+        "                if True:\n",
+        T_POOL + "test_a_batch_that_another_process_pays_with_meanwhile_is_passed_over",
+    ),
+    Mutant(
+        "a text costs no more than its rule lets it", PLAN, "if (cost := made.tokens * made.nano_rho) > rule.max_rho_nano:",
+        "if (cost := made.tokens * made.nano_rho) > 2 * rule.max_rho_nano:",
+        T_RUN + "test_the_numbers_of_a_signed_rule_are_those_of_the_plan_and_a_text_that_costs_more_is_refused",
+    ),
+    Mutant("a log has one salt", PURSE, "elif pin(salt) not in known.parameters:", "elif False:", _SALTED),
+    Mutant("a lost salt is not made anew", PURSE, "        if self.log.exists():\n            sentence",
+           "        if False:\n            sentence", _SALTED),
+    Mutant("a salt is for its owner alone", PURSE, "atomic_write(path, salt, 0o600)", "atomic_write(path, salt, 0o644)",
+           T_RUN + "test_the_folder_tells_no_id_of_a_reference_and_the_salt_is_for_its_owner_alone"),
+    Mutant(
+        "attested references stand in the log with what was signed", PURSE, "            if references.rule is not None:\n"
+        "                withdrawn", "            if False:\n                withdrawn",
+        T_SIGNED + "test_the_whole_way_from_a_signature_to_what_an_auditor_finds_of_it",
+    ),
+    Mutant(
+        "a log has the rule that admitted its references", PURSE,
+        "            if _rule_of(references) not in log.header.generation:\n", "            if False:\n",
+        T_SIGNED + "test_another_policy_does_not_pay_from_a_log_that_has_not_its_rule",
+    ),
+    Mutant(
+        "a text is synced before it counts", TEXTS,
+        "        self._stream.flush()\n        os.fsync(self._stream.fileno())\n        self.whole += 1\n",
+        "        self.whole += 1\n", T_RUN + "test_a_text_is_synced_before_it_counts",
+    ),
+    Mutant("half a line goes away", TEXTS, "        if self._stream.tell() > end:\n", "        if False:\n",
+           T_RUN + "test_a_line_that_a_crash_cut_is_taken_away_and_no_other"),
+    Mutant("a text that was cut is counted as lost", RUN, "                self.texts.note(number + 1, self.pool.places)\n", "",
+           _CRASHED),
+    Mutant("one that was never paid for is not", RUN, "            if self.texts.begun > number:\n", "            if False:\n",
+           T_RUN + "test_a_text_that_began_and_was_not_paid_for_is_not_lost"),
+    Mutant(
+        "a text that is stopped is settled", RUN, "                stream.close()\n", "",
+        T_RUN + "test_a_text_that_is_stopped_is_spent_for_what_was_computed_and_is_not_written",
+    ),
+    Mutant("and is not written", RUN, "                stream.close()\n                return True\n",
+           "                stream.close()\n                break\n",
+           T_RUN + "test_a_text_that_is_stopped_is_spent_for_what_was_computed_and_is_not_written"),
+    Mutant("a folder is of one run", SETTING, "            if _unnamed(there) != _unnamed(mine):\n", "            if False:\n",
+           T_RUN + "test_another_plan_task_model_or_references_is_refused_by_name"),
+    Mutant(
+        "a model is named by its tensors", MODELS, "        hashed.update(json.dumps([name, str(tensor.dtype)",
+        "        continue\n        hashed.update(json.dumps([name, str(tensor.dtype)",
+        T_RUN + "test_a_model_is_loaded_from_its_folder_and_named_by_what_it_computes",
+    ),
+    Mutant(
+        "nobody gives the numbers of a signed rule", ASKED, '            wrong_if(given, f"{sentence}; leave out',
+        '            wrong_if(False, f"{sentence}; leave out',
+        T_SIGNED + "test_no_number_of_a_signed_rule_is_given_by_who_runs_it",
+    ),
+    Mutant(
+        "T, B, epsilon and delta have no default", ASKED, '            wrong_if(missing, f"', '            wrong_if(False, f"',
+        T_TYPED + "test_epsilon_delta_B_and_T_have_no_default",
+    ),
+)  # fmt: skip
