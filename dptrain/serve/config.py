@@ -126,9 +126,8 @@ class Attested(Table):
         policy: signed policy of the corpus.
         owner_key: public key of who signed it.
         registry: of the contributors.
-        class_: `class`, of the policy, which has a generation rule: batch, clip norm, temperature, tokens and top_k are the
-            rule's.
-        corpus: data with attestations beside them; only who signed the purpose `generate` is taken.
+        class_: of the policy; its generation rule has batch, clip norm, temperature, tokens and top_k.
+        corpus: data with attestations beside it; contributions that were signed to generate are taken, and no others.
         by_data_class: a text takes references of one data class alone, which is a label of the task.
     """
 

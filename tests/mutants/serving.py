@@ -207,8 +207,8 @@ SERVING = (
         T_SOURCES + "test_a_reference_that_is_gone_from_what_is_read_again_makes_no_text_any_more",
     ),
     Mutant(
-
-        "what cannot be read again makes no text", OFFERED, "if (refused := self.closed or self._unread) is not None:\n            raise",
+        "what cannot be read again makes no text", OFFERED,
+        "if (refused := self.closed or self._unread) is not None:\n            raise",
         "if (refused := self.closed) is not None:\n            raise",
         T_SOURCES + "test_references_that_cannot_be_read_again_make_no_text_until_they_can",
     ),
