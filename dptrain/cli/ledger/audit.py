@@ -64,7 +64,7 @@ def verify(
             file_okay=False,
         ),
     ] = None,
-    withdrawals: Annotated[Path | None, folder_option("DIR", "Signed withdrawals: hold WITHDRAW leaves against them.")] = None,
+    withdrawals: Annotated[Path | None, folder_option("DIR", "Signed withdrawals: hold leaves against them.")] = None,
     registry: Annotated[
         Path | None,
         file_option("REGISTRY", "Registry of the contributors' keys, in place of the one in the export, which it must extend."),
@@ -91,11 +91,11 @@ def verify(
     """
     owner, vkeys = trusted(key, owner_key)
     if holds_budget(export):
-        given = require_quorum or earlier or withdrawals
-        wrong_if(bool(given), "this is an export of a budget: --require-quorum, --earlier and --withdrawals say nothing of it")
+        wrong_if(bool(require_quorum or earlier), "this is an export of a budget: --require-quorum and --earlier are for runs")
         unread = (policy or registry) and owner is None
         wrong_if(bool(unread), "--policy and --registry are read under the corpus owner's key: give it with --owner-key")
         brought: dict[str, Any] = {"owner_key": owner, "policies": policy or (), "registry": registry}
+        brought |= {"withdrawals": withdrawals}
         with counting(f"auditing {export}"):
             budget = verify_budget(export, vkeys, now=now, minimum_size=min_size, max_age=max_age, **brought)
         told = budget if remember is None else hold_against_memory(budget, export, remember, vkeys)
