@@ -365,6 +365,15 @@ def test_an_auditor_with_policy_and_registry_says_full_and_one_without_says_whos
     assert {one.code for one in audited(export, **{**papers, "owner_key": None}).findings} == {"OWNER_KEY"}
 
 
+def test_a_rule_of_a_policy_that_was_not_given_is_told(tmp_path: Path) -> None:
+    """Two rules, and the policy of one of them."""
+    other = GenerationRule.of(signed(tokens=TOKENS + 1), "sensitive")
+    with created(tmp_path / "b.db", generation=[RULE, replace(other, name="zeal")]) as log:
+        report = audited(export_budget(log, tmp_path / "export"), **brought(tmp_path / "papers"))
+    assert (report.verdict, report.qualifiers) == ("TOLD", ("RULES_TOLD",))
+    assert [row.signed for row in report.generation] == [True, False]
+
+
 @pytest.mark.parametrize("name", LIES)
 def test_every_lie_about_consent_is_found(name: str, leaves: list[Leaf], tmp_path: Path) -> None:
     change, expected = LIES[name]

@@ -10,6 +10,7 @@ from tests.frozen.scenarios.rights import RIGHTS
 from tests.frozen.scenarios.root import ROOT
 from tests.frozen.scenarios.rules import GATE, PLAN, POLICIES
 from tests.frozen.scenarios.serving import SERVING
+from tests.frozen.scenarios.texts import TEXTS
 from tests.frozen.scenarios.training import CHECK, DEMO, QUICKSTART, TRAINING
 
 SCENARIOS = {
@@ -29,6 +30,7 @@ SCENARIOS = {
         SERVED,
         AUDITING,
         READING,
+        TEXTS,
         RELEASE,
         RIGHTS,
         SERVING,
