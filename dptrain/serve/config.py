@@ -128,6 +128,7 @@ class Attested(Table):
         registry: of the contributors.
         class_: of the policy; its generation rule has batch, clip norm, temperature, tokens and top_k.
         corpus: data with attestations beside it; contributions that were signed to generate are taken, and no others.
+        withdrawals: folder of signed withdrawals, as `attest withdraw` writes them.
         by_data_class: a text takes references of one data class alone, which is a label of the task.
     """
 
@@ -136,6 +137,7 @@ class Attested(Table):
     registry: File
     class_: Annotated[str, Field(alias="class", pattern=r"^[a-z0-9._/-]{1,64}$")]
     corpus: Annotated[list[File], Field(min_length=1)]
+    withdrawals: File | None = None
     by_data_class: bool = False
 
 

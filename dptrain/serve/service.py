@@ -147,7 +147,11 @@ class Service:
         self.generations: Generations | None = None
         if offered:
             assert self.till is not None, "a file with generations has a budget"
-            self.generations = Generations(config, self.artifacts, self.till.log, self.metrics)
+            try:
+                self.generations = Generations(config, self.artifacts, self.till.log, self.metrics)
+            except BaseException:
+                self.till.close()
+                raise
         encrypting = [each for each in kept.values() if each.mode == ENCRYPTED or each.encrypt]
         threads = config.server.threads
         self.encrypted = Encrypted(config.limits.key_sessions, threads) if encrypting else None

@@ -86,7 +86,12 @@ def test_the_whole_way_from_a_signature_to_what_an_auditor_finds_of_it(clinic):
     told = run(clinic)
     assert (told["texts"], told["references"]) == (2, 7)
     assert told["epsilon"] < told["epsilon_cap"]
-    clinic.run("ledger", "verify", told["export"], "--key", told["key"])
+    brought = ["--owner-key", "owner.pub", "--policy", "policy.cose", "--registry", "registry.cbor"]
+    found = clinic.json("ledger", "verify", told["export"], "--key", told["key"], *brought)
+    assert found["verdict"].startswith("FULL") and found["reserves"] == 6
+    signed = ["--attestation", "corpus/notes.jsonl.attest"]
+    mine = clinic.json("ledger", "show", told["export"], "--key", told["key"], *signed)
+    assert mine
     with BudgetLog.open(Place.of(clinic.directory / "run/budget.db"), read_only=True) as log:
         [rule] = log.header.generation
         assert (rule.name, rule.references, rule.tokens, rule.max_rho_nano) == ("notes", 3, 6, 170_000_000)

@@ -230,6 +230,14 @@ SERVING = (
         T_TEXTS + "test_where_no_references_can_pay_nothing_is_computed_by_any_door",
     ),
     Mutant(
+        "a signed withdrawal stands in the log", OFFERED, "            self._log.withdraw(digest)\n", "            pass\n",
+        T_SOURCES + "test_a_signed_withdrawal_counts_from_the_next_reading_on_and_for_good",
+    ),
+    Mutant(
+        "nobody's withdrawal is passed over", SOURCES, "        else:\n            others.append(item.name)\n", "",
+        T_SOURCES + "test_nobodys_withdrawal_is_passed_over",
+    ),
+    Mutant(
         "another salt gives no new budget", SOURCES, "    if named and stated.parameters not in",
         "    if False and stated.parameters not in",
         T_SOURCES + "test_another_salt_gives_nobody_a_new_budget",

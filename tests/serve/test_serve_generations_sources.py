@@ -1,12 +1,17 @@
 """Where the references and numbers of texts come from: the file, a salt that its log knows, or what contributors signed."""
 
+import hashlib
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from attest import signed_file
+from attest.attestation import read_sequence
+from attest.withdrawal import Withdrawal, sign_withdrawal
 from dptrain.errors import ConfigError
 from dptrain.inference.invisibleink import Task, fresh_salt
 from dptrain.inference.invisibleink.tasks import names
@@ -16,6 +21,8 @@ from dptrain.serve.paying import create_log
 from ledger.budget import Unit
 from ledger.budget.log import BudgetLog
 from ledger.errors import AccountantError
+from tests.serve.test_serve_generations_closing import halfway
+from tests.worlds.gate import ALICE, CORPUS, MALLORY, OWNER
 from tests.worlds.listening import until
 from tests.worlds.servers import running, table
 from tests.worlds.texts import (
@@ -226,8 +233,6 @@ def test_a_log_keeps_its_rules_and_own_references_pay_in_no_log_that_has_them(tm
 
 
 def test_a_contribution_that_is_withdrawn_ends_its_running_text_and_pays_for_no_other(tmp_path: Path) -> None:
-    from tests.serve.test_serve_generations_closing import halfway
-
     write_attested(tmp_path)
     with telling(tmp_path, RICH, generation=ATTESTED) as world:
         log = world.service.till.log  # type: ignore[union-attr]
@@ -243,14 +248,65 @@ def test_a_contribution_that_is_withdrawn_ends_its_running_text_and_pays_for_no_
         assert answers == [200, 200, 403] and spent_by(log, gone) == before
 
 
+def withdraw(folder: Path, number: int, key: Any = ALICE, name: str = "alice") -> Path:
+    """Writes a withdrawal of a contribution as `attest withdraw` does."""
+    place = folder / "withdrawals"
+    place.mkdir(exist_ok=True)
+    with (folder / "corpus" / f"{number}.txt.attest").open("rb") as stream:
+        (signed_as,) = read_sequence(stream)
+    withdrawal = Withdrawal(hashlib.sha256(signed_as.descriptor).digest(), CORPUS, int(time.time()), "consent")
+    path = place / f"{number}.withdrawal"
+    signed_file.write(path, *sign_withdrawal(withdrawal, key, signer=name))
+    return path
+
+
+WITHDRAWALS = {"attested": {**ATTESTED["attested"], "withdrawals": "withdrawals"}}
+
+
+@pytest.mark.parametrize(("key", "name"), [(ALICE, "alice"), (OWNER, "owner")], ids=["contributor", "owner"])
+def test_a_signed_withdrawal_counts_from_the_next_reading_on_and_for_good(tmp_path: Path, key: Any, name: str) -> None:
+    write_attested(tmp_path, [*NOTES, "tide net"])  # five: without one there are two batches still
+    (tmp_path / "withdrawals").mkdir()
+    how = {"generation": {**ATTESTED, **WITHDRAWALS}}
+    with telling(tmp_path, RICH, **how) as world:
+        log, (gone, *_) = world.service.till.log, batches(world)[0]  # type: ignore[union-attr]
+        number = [*NOTES, "tide net"].index(gone.text)
+        with halfway(world) as (_, _, _, ended):
+            withdraw(tmp_path, number, key, name)
+            world.service.reload(world.config)
+            assert '"WITHDRAWN"' in ended()
+        assert set(log.state.withdrawn) == {bytes.fromhex(gone.id)}
+        assert [tell(world).status_code for _ in range(2)] == [200] * 2 and len(batches(world)) == 2
+        assert gone.id not in {one.id for batch in batches(world) for one in batch}
+        until(lambda: not world.service.scheduler.busy)
+        before = spent_by(log, gone)
+    (tmp_path / "withdrawals" / f"{number}.withdrawal").unlink()  # what stands in the log stays
+    with telling(tmp_path, RICH, **how) as world:
+        assert gone.id not in {one.id for batch in batches(world) for one in batch}
+        assert spent_by(world.service.till.log, gone) == before  # type: ignore[union-attr]
+
+
+def test_nobodys_withdrawal_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_attested(tmp_path)
+    (tmp_path / "withdrawals").mkdir()
+    with telling(tmp_path, RICH, generation={**ATTESTED, **WITHDRAWALS}) as world:
+        for write_one in (lambda: withdraw(tmp_path, 0, MALLORY), lambda: (tmp_path / "withdrawals" / "x").write_bytes(b"x")):
+            write_one()
+            world.service.reload(world.config)
+            assert tell(world).json()["error"]["code"] == "UNREAD" and "WITHDRAWALS" in caplog.text
+            assert not world.service.till.log.state.withdrawn  # type: ignore[union-attr]
+            for path in (tmp_path / "withdrawals").iterdir():
+                path.unlink()
+            world.service.reload(world.config)
+            assert tell(world).status_code == 200
+
+
 def spent_by(log: BudgetLog, reference: Any) -> float:
     log.refresh()
     return log.state.spent(log.account(reference.unit)) / 31_250_001
 
 
 def test_a_reference_that_is_gone_from_what_is_read_again_makes_no_text_any_more(tmp_path: Path) -> None:
-    from tests.serve.test_serve_generations_closing import halfway
-
     with telling(tmp_path) as world:
         gone = batches(world)[0][0]
         with halfway(world) as (_, _, _, ended):

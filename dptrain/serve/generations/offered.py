@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ from dptrain.serve.generations.sources import (
     require_header,
     salt_of,
     task_of,
+    withdrawn_of,
 )
 from dptrain.serve.metrics import Metrics
 from dptrain.serve.wire import Refused
@@ -105,10 +107,17 @@ class Offered:
             self._unread = None
 
     def _take(self, references: References) -> None:
-        """Takes references in, and admits contributions to the log, each behind what was signed."""
+        """Takes references in but those that were withdrawn, and admits contributions to the log behind what was signed."""
+        for digest in sorted(withdrawn_of(self.table, references)):
+            self._log.withdraw(digest)
+        self._log.refresh()
+        there = [self._log.account(one.unit) not in self._log.state.withdrawn for one in references]
+        rows, signed = (tuple(itertools.compress(each, there)) for each in (references.rows, references.attestations))
+        if not rows:
+            raise ConfigError("REFERENCES", f"every reference of generations.{self.name} was withdrawn; none is left")
+        references = replace(references, rows=rows, attestations=signed)
         if references.rule is not None:
-            gone, pairs = self._log.state.withdrawn, zip(references, references.attestations, strict=True)
-            self._log.admit([signed for one, signed in pairs if self._log.account(one.unit) not in gone])
+            self._log.admit(references.attestations)
         self.pool = Pool(references, self.plan, self._log, self._salt)
         self._there = frozenset(self._log.account(one.unit) for one in references)
 

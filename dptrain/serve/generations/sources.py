@@ -9,17 +9,19 @@ import stat
 import time
 
 from attest.corpus import open_corpus
-from attest.errors import FileRefused
+from attest.errors import AttestError, FileRefused
 from attest.files import atomic_write, read_limited
 from attest.keys import load_public_key
 from attest.policy import ClassRule, open_policy
 from attest.registry import open_registry
+from attest.withdrawal import verify_entitled_withdrawal
 from dptrain.errors import ConfigError
 from dptrain.inference.invisibleink.partition import SALT_SIZE, fresh_salt
 from dptrain.inference.invisibleink.plan import NAME, Plan, mechanism
 from dptrain.inference.invisibleink.references import References
 from dptrain.inference.invisibleink.tasks import Task
 from dptrain.serve.config import FromReferences, ServeConfig
+from ledger.audit.withdrawals import read_withdrawals
 from ledger.budget import GenerationRule, Header, Mechanism
 
 
@@ -85,6 +87,42 @@ def references_of(table: FromReferences, salt: bytes, *, now: int | None = None)
         now=int(time.time()) if now is None else now,
         by_data_class=given.by_data_class,
     )
+
+
+def withdrawn_of(table: FromReferences, references: References) -> set[bytes]:
+    """Returns the digests of contributions that were withdrawn, by their contributors or by the owner of the corpus.
+
+    Guarantee: every withdrawal in the folder counts whose signer may withdraw what it names. One that cannot be read, or was
+    changed, is an error, so that nobody's withdrawal is passed over.
+
+    Raises:
+        ConfigError: code WITHDRAWALS, a file is no withdrawal, or is not signed by whom it says.
+    """
+    given = table.attested
+    if given is None or given.withdrawals is None:
+        return set()
+    owner = load_public_key(given.owner_key)
+    signed, registry = open_policy(given.policy, owner), open_registry(given.registry, owner)
+    known = {one.digest(): one for one in (each.opened() for each in references.attestations)}
+    who = {"owner": signed.owner, "owner_key": owner, "corpus": signed.policy.corpus, "descriptors": known}
+    others: list[str] = []
+    found: set[bytes] = set()
+    for item in read_withdrawals(given.withdrawals, others, lambda code, where, sentence: others.append(where)):
+        if item.issuer != signed.owner and item.withdrawal.descriptor_hash not in known:
+            continue  # of another class, or of a contribution that makes no text anyway
+        for now in (int(time.time()), item.withdrawal.time):  # of a key that is over since, too
+            try:
+                withdrawal = verify_entitled_withdrawal(item.payload, item.message, registry=registry, now=now, **who)
+                found.add(withdrawal.descriptor_hash)
+                break
+            except AttestError:
+                continue
+        else:
+            others.append(item.name)
+    if others:
+        sentence = f"{len(others)} files in {given.withdrawals} are no withdrawals that count here: {', '.join(others[:5])}"
+        raise ConfigError("WITHDRAWALS", f"{sentence}; mend them or take them out, for nobody's withdrawal is passed over")
+    return found
 
 
 def plan_of(table: FromReferences, rule: ClassRule | None) -> Plan:

@@ -3,6 +3,7 @@
 from tests.frozen.scenarios.accounting import ACCOUNT, CALIBRATE
 from tests.frozen.scenarios.attest import ATTEST
 from tests.frozen.scenarios.auditing import AUDITING, RELEASE
+from tests.frozen.scenarios.generating import GENERATING
 from tests.frozen.scenarios.operating import DROPPING, OPERATING, RETAINING, SERVED
 from tests.frozen.scenarios.reading import READING
 from tests.frozen.scenarios.registry import REGISTRY
@@ -35,6 +36,7 @@ SCENARIOS = {
         RIGHTS,
         SERVING,
         TRAINING,
+        GENERATING,
         QUICKSTART,
         CHECK,
         DEMO,
