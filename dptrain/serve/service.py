@@ -2,7 +2,8 @@
 
 Order of a request: (1) its client was authenticated; (2) its rate is within the limit; (3) the gate names an artifact that its
 rights admit; (4) its prompt fits; (5) a place is free; (6) the budget holds all releases of the answer, durably; (7) the model
-is called. Whatever is refused is refused before (7), and whatever fails in (1) to (5) before anything is charged.
+is called. Whatever is refused is refused before (7), and whatever fails in (1) to (5) before anything is charged. A text from
+references goes the same way: its labels are held against public lists in place of (4), and its references pay.
 """
 
 import asyncio
@@ -178,6 +179,8 @@ class Service:
                     self.artifacts.last(name)
             if each.mode == RELEASED:
                 self.artifacts.model(BASE)
+        for texts in () if self.encrypted_only else self.config.generations.values():
+            self.artifacts.model(texts.artifact)
 
     # --------------------------------------------------------------------------------------------------------- requests
 

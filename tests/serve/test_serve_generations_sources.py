@@ -36,6 +36,7 @@ from tests.worlds.texts import (
     batches,
     changes,
     offered,
+    sign,
     tell,
     telling,
     write,
@@ -220,6 +221,17 @@ def test_a_restart_admits_nobody_twice_and_resets_nothing(tmp_path: Path) -> Non
     with telling(tmp_path, RICH, generation=ATTESTED) as world:
         assert len(world.service.till.log.state.admitted) == admitted  # type: ignore[union-attr]
         assert tell(world).status_code == 403
+
+
+def test_who_signs_the_same_content_anew_keeps_its_budget_and_holds_nobody_up(tmp_path: Path) -> None:
+    write_attested(tmp_path)
+    with telling(tmp_path, RICH, generation=ATTESTED) as world:
+        assert tell(world).status_code == 200
+    sign(tmp_path, 1, NOTES[1], longer=5)  # after the first one expired, say
+    with telling(tmp_path, RICH, generation=ATTESTED) as world:
+        log = world.service.till.log  # type: ignore[union-attr]
+        assert len(log.state.admitted) == len(NOTES) and len(offered(world).pool.references) == len(NOTES) - 1
+        assert tell(world).status_code == 200
 
 
 def test_a_log_keeps_its_rules_and_own_references_pay_in_no_log_that_has_them(tmp_path: Path) -> None:

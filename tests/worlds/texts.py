@@ -117,11 +117,16 @@ def write_attested(folder: Path, texts: list[str] | None = None, **rule: Any) ->
     keys.save_public_key(folder / "owner.pub", keys.public_bytes(OWNER), "owner")
     put(folder / "registry.cbor", registry_bytes())
     (folder / "corpus").mkdir(exist_ok=True)
-    now = int(time.time())
     found = NOTES if texts is None else texts
-    for number, text in enumerate([*found, "dusk dawn"]):
-        purposes = (TRAIN,) if number == len(found) else (GENERATE,)
-        told = {"content_hash": hashlib.sha256(text.encode()).digest(), "not_before": now - 1000, "not_after": now + 86400}
-        path = folder / "corpus" / f"{number}.txt"
-        path.write_text(text)
-        path.with_name(f"{path.name}.attest").write_bytes(attested(number, purposes=purposes, **told).to_cbor())
+    for number, text in enumerate(found):
+        sign(folder, number, text)
+    sign(folder, len(found), "dusk dawn", purposes=(TRAIN,))
+
+
+def sign(folder: Path, number: int, text: str, *, purposes: tuple[str, ...] = (GENERATE,), longer: int = 0) -> None:
+    """Writes a contribution, and what Alice signs of it."""
+    now = int(time.time())
+    told = {"content_hash": hashlib.sha256(text.encode()).digest(), "not_before": now - 1000, "not_after": now + 86400 + longer}
+    path = folder / "corpus" / f"{number}.txt"
+    path.write_text(text)
+    path.with_name(f"{path.name}.attest").write_bytes(attested(number, purposes=purposes, **told).to_cbor())

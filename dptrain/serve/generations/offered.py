@@ -7,6 +7,7 @@ test that fails closes it for good: its running texts end, and requests are refu
 import itertools
 import logging
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 import torch
 
+from attest.attestation import Attestation
 from attest.fixed_point import MICRO, PICO
 from dptrain.errors import ConfigError, DptrainError, NotPrivateUse, without_text
 from dptrain.inference.invisibleink.generator import InvisibleInk
@@ -111,15 +113,29 @@ class Offered:
         for digest in sorted(withdrawn_of(self.table, references)):
             self._log.withdraw(digest)
         self._log.refresh()
-        there = [self._log.account(one.unit) not in self._log.state.withdrawn for one in references]
-        rows, signed = (tuple(itertools.compress(each, there)) for each in (references.rows, references.attestations))
-        if not rows:
-            raise ConfigError("REFERENCES", f"every reference of generations.{self.name} was withdrawn; none is left")
-        references = replace(references, rows=rows, attestations=signed)
+        gone, left_out = self._log.state.withdrawn, Counter(references.refused)
+        references = _only(references, [self._log.account(one.unit) not in gone for one in references])
         if references.rule is not None:
-            self._log.admit(references.attestations)
+            left_out += Counter(self._admit(list(references.attestations)))
+            references = _only(references, [self._log.account(one.unit) in self._log.state.admitted for one in references])
+        if not len(references):
+            raise ConfigError("REFERENCES", f"of the references of generations.{self.name} none is left ({_told(left_out)})")
+        LOG.info("generation %s has %d references; left out: %s", self.name, len(references), _told(left_out))
         self.pool = Pool(references, self.plan, self._log, self._salt)
         self._there = frozenset(self._log.account(one.unit) for one in references)
+
+    def _admit(self, attestations: list[Attestation]) -> Iterator[str]:
+        """Admits contributions to the log, and yields the code of each that it refuses: one that signed the same content anew,
+        say, keeps the budget that it has, and nobody else waits for it."""
+        try:
+            self._log.admit(attestations)
+        except LeafRefused as error:
+            if len(attestations) == 1:
+                yield error.code
+                return
+            middle = len(attestations) // 2
+            yield from self._admit(attestations[:middle])
+            yield from self._admit(attestations[middle:])
 
     def words(self) -> Iterator[dict[str, str]]:
         """Yields every choice of labels. Raises ConfigError: code SERVE_VALUE, there are too many."""
@@ -346,6 +362,16 @@ class Generations:
                     raise each._close(error) from error
                 each.check(served)
         self._tested.set()
+
+
+def _only(references: References, kept: list[bool]) -> References:
+    """Returns some of the references, with what was signed of them."""
+    rows, signed = (tuple(itertools.compress(each, kept)) for each in (references.rows, references.attestations))
+    return replace(references, rows=rows, attestations=signed)
+
+
+def _told(left_out: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {code}" for code, count in sorted(left_out.items())) or "none"
 
 
 def _key(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
