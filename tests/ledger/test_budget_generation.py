@@ -377,6 +377,29 @@ def test_a_rule_of_a_policy_that_was_not_given_is_told(tmp_path: Path) -> None:
     assert [row.signed for row in report.generation] == [True, False]
 
 
+def test_what_a_contribution_spent_in_several_logs_is_added_up(tmp_path: Path) -> None:
+    """Each log holds its own cap; the owner signed one for all texts together."""
+    papers = brought(tmp_path / "papers")
+
+    def log(name: str, texts: int) -> Path:
+        with created(tmp_path / f"{name}.db", log_id=name.encode() * 16) as made:
+            made.admit(FOUR[:2], now=NOW)
+            for _ in range(texts):
+                text_of(made, [ONE])
+            made.close_epoch(SIGNER, now=NOW)
+            return export_budget(made, tmp_path / name)
+
+    two, one, more = log("a", 2), log("b", 1), log("c", 1)
+    alone = audited(two, **papers)
+    assert alone.verdict == "FULL" and any("other logs" in note for note in alone.notes)
+    both = audited(two, **papers, others=[one])
+    assert both.verdict == "FULL" and not any("other logs" in note for note in both.notes)
+    [found] = audited(two, **papers, others=[one, more]).findings
+    assert found.code == "TOGETHER" and ONE.name in found.sentence and str(4 * TOKENS * TOKEN) in found.sentence
+    assert {one.code for one in audited(two, **papers, others=[two]).findings} == {"OTHER"}
+    assert {one.code for one in audited(two, **papers, others=[tmp_path]).findings} == {"OTHER"}
+
+
 @pytest.mark.parametrize("name", LIES)
 def test_every_lie_about_consent_is_found(name: str, leaves: list[Leaf], tmp_path: Path) -> None:
     change, expected = LIES[name]

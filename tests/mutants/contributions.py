@@ -7,6 +7,7 @@ STATE = "ledger/budget/state.py"
 LOG = "ledger/budget/log.py"
 UNITS = "ledger/budget/units.py"
 AUDIT = "ledger/budget/audit/consents.py"
+VERIFY = "ledger/budget/audit/verify.py"
 
 T_EACH = "tests/ledger/test_budget_each.py::"
 T = "tests/ledger/test_budget_generation.py::"
@@ -91,6 +92,10 @@ CONTRIBUTIONS = (
            T + "test_a_signed_withdrawal_that_no_leaf_enters_is_told"),
     Mutant("a withdrawal is of one corpus", AUDIT, "        if given.withdrawal.corpus != self._corpora.get(account):\n",
            "        if False:\n", T + "test_a_signed_withdrawal_that_no_leaf_enters_is_told"),
+    Mutant("an audit adds up several logs", VERIFY, "sum(log.spent(account) for log in logs)", "state.spent(account)",
+           T + "test_what_a_contribution_spent_in_several_logs_is_added_up"),
+    Mutant("no log is added up twice", VERIFY, "    if len({log.header.log_id for log in logs}) < len(logs):\n",
+           "    if False:\n", T + "test_what_a_contribution_spent_in_several_logs_is_added_up"),
     Mutant("an audit says whose word it is", AUDIT, '        if state.admitted and self._brought.known is None:\n',
            "        if False:\n",
            T + "test_an_auditor_with_policy_and_registry_says_full_and_one_without_says_whose_word_it_is"),

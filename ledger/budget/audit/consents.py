@@ -86,9 +86,6 @@ class Consents:
 
     def judge_rules(self, header: Header) -> None:
         """Compares each rule with the policy that it names, where that was given, and the policy with the registry."""
-        named = {rule.policy for rule in header.generation}
-        for digest in self._brought.policies.keys() - named:
-            self._fault("POLICY", "seq 0", f"a policy was given, {digest.hex()}, and no rule of the header names it")
         for rule in header.generation:
             signed, registry = self._brought.policies.get(rule.policy), self._brought.registry
             if signed is None:
