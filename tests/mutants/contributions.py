@@ -7,6 +7,7 @@ STATE = "ledger/budget/state.py"
 LOG = "ledger/budget/log.py"
 UNITS = "ledger/budget/units.py"
 AUDIT = "ledger/budget/audit/consents.py"
+VERIFY = "ledger/budget/audit/verify.py"
 
 T_EACH = "tests/ledger/test_budget_each.py::"
 T = "tests/ledger/test_budget_generation.py::"
@@ -87,10 +88,17 @@ CONTRIBUTIONS = (
            "                check_audience(signed, policy.policy)\n", "", _LIES),
     Mutant("an audit tells of texts under a key that is revoked", AUDIT, "        if self._late:\n", "        if False:\n",
            T + "test_a_key_that_was_revoked_before_the_leaf_consents_to_nothing"),
-    Mutant("a withdrawal counts by whom it is signed", AUDIT, "(late if self._may_withdraw(given) else unproven)", "late",
+    Mutant("a withdrawal counts by whom it is signed", AUDIT, "(late if proved else unproven)", "late",
            T + "test_a_signed_withdrawal_that_no_leaf_enters_is_told"),
-    Mutant("a withdrawal is of one corpus", AUDIT, "        if given.withdrawal.corpus != self._corpora.get(account):\n",
-           "        if False:\n", T + "test_a_signed_withdrawal_that_no_leaf_enters_is_told"),
+    Mutant("a withdrawal is of one corpus", AUDIT, "if corpus is None or given.withdrawal.corpus != corpus:",
+           "if False:", T + "test_a_signed_withdrawal_that_no_leaf_enters_is_told"),
+    Mutant("a withdrawal is signed by who may", AUDIT, "            sign1.verify(given.message, given.payload, raw,",
+           "            True or sign1.verify(given.message, given.payload, raw,",
+           T + "test_the_command_enters_what_a_contributor_or_the_owner_signed_while_others_write"),
+    Mutant("an audit adds up several logs", VERIFY, "sum(log.spent(account) for log in logs)", "state.spent(account)",
+           T + "test_what_a_contribution_spent_in_several_logs_is_added_up"),
+    Mutant("no log is added up twice", VERIFY, "    if len({log.header.log_id for log in logs}) < len(logs):\n",
+           "    if False:\n", T + "test_what_a_contribution_spent_in_several_logs_is_added_up"),
     Mutant("an audit says whose word it is", AUDIT, '        if state.admitted and self._brought.known is None:\n',
            "        if False:\n",
            T + "test_an_auditor_with_policy_and_registry_says_full_and_one_without_says_whose_word_it_is"),

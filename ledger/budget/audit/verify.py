@@ -46,6 +46,7 @@ def verify_budget(
     policies: Sequence[str | Path] = (),
     registry: str | Path | None = None,
     withdrawals: str | Path | None = None,
+    others: Sequence[str | Path] = (),
     contributions: Sequence[bytes] = (),
 ) -> BudgetReport:
     """Audits an export of a budget log.
@@ -59,8 +60,10 @@ def verify_budget(
     contribution that paid was admitted before by what its contributor signed, for generation, for the class of its rule, under
     a key of the registry given that was valid then; and it paid what the numbers of that rule cost at least, never more than
     the rule allows, and nothing behind its withdrawal. Where the policy or the registry is not given the verdict is TOLD, and
-    qualifiers say whose word stands in their place. The audit cannot tell whether something was computed for which nothing was
-    reserved, or whether a mechanism adds the noise that its rho needs.
+    qualifiers say whose word stands in their place. With `others`, no contribution spent more over all of these logs together
+    than the rule of this one allows over all texts; without, the notes say that no other log was looked at. The audit cannot
+    tell whether something was computed for which nothing was reserved, or whether a mechanism adds the noise that its rho
+    needs.
 
     Args:
         keys: verifier keys of the log, obtained from a place that the exporter does not control.
@@ -70,6 +73,7 @@ def verify_budget(
         owner_key: public key of the corpus owner, under which policies and registry are read.
         policies: signed policies that the rules of the header name. registry: of the contributors' keys.
         withdrawals: directory of signed withdrawals, which WITHDRAWN leaves have to enter.
+        others: exports of other budget logs from which the same contributions pay, under keys that are given too.
         contributions: digests of descriptors of which the report says what was charged, in this order.
 
     Returns:
@@ -80,13 +84,15 @@ def verify_budget(
     report: dict[str, Any] = {}
     try:
         brought = Brought.read(owner_key, policies, registry, withdrawals, lambda *said: findings.append(Finding(*said)))
-        _verify(Path(path), list(keys), clock, (minimum_size, max_age), findings, report, brought, contributions)
+        state = _verify(Path(path), list(keys), clock, (minimum_size, max_age), findings, report, brought, contributions)
+        beside = [_other(Path(other), list(keys), clock, brought, findings) for other in others]
+        _judge_together(state, [one for one in beside if one is not None], brought, findings)
     except Exception as error:  # an input that breaks the auditor must not pass the audit
         findings.append(Finding("INTERNAL", str(path), f"the audit broke off: {type(error).__name__}: {error}"))
     told = {"CONSENT_TOLD", "RULES_TOLD"} & set(report.get("qualifiers", ()))
     verdict: Verdict = "FAILED" if findings else "TOLD" if told else "FULL"
     found = BudgetReport(verdict=verdict, findings=tuple(findings[:MAX_FINDINGS]), now=clock, **report)
-    return replace(found, notes=(*_notes(found), *found.notes)) if not findings else found
+    return replace(found, notes=(*_notes(found, len(others)), *found.notes)) if not findings else found
 
 
 def _verify(
@@ -98,18 +104,20 @@ def _verify(
     report: dict[str, Any],
     brought: Brought,
     wanted: Sequence[bytes],
-) -> None:
+) -> BudgetState | None:
+    """Audits one export; returns what its leaves add up to, None where they could not be read."""
+
     def fault(code: str, where: str, sentence: str) -> None:
         findings.append(Finding(code, where, sentence))
 
     export = Export(path, fault)
     opened = None if not check_keys(keys, fault) or not export.scan() else export.checkpoint(keys)
     if opened is None:
-        return
+        return None
     note, checkpoint = opened
     if note is None:
         fault("UNSIGNED", layout.CHECKPOINT, "none of the keys given signed the checkpoint")
-        return
+        return None
     report.update(origin=checkpoint.origin, size=checkpoint.size, root_hex=checkpoint.root.hex())
     minimum, max_age = asked
     qualifiers: set[str] = set()
@@ -120,16 +128,16 @@ def _verify(
         fault("OLD", layout.CHECKPOINT, f"{sentence}: an old copy; ask the operator for the newest export")
     if checkpoint.size == 0:
         fault("EMPTY", layout.CHECKPOINT, "an empty tree has no header")
-        return
+        return None
     leaves = export.leaves(checkpoint) if export.check_names(checkpoint.size) else None
     if leaves is None:
-        return
+        return None
     if export.retained or export.terms or layout.REGISTRY in export.names:
         fault("UNKNOWN_FILE", str(path), "an export of a budget has no pruned leaves, no attestations and no registry")
     consents, charges = Consents(brought, fault), Charges(wanted)
     state = _added_up(leaves, findings, report, consents, charges)
     if state is None:
-        return
+        return None
     header = state.header
     consents.judge_rules(header)
     qualifiers |= consents.told(state)
@@ -160,6 +168,39 @@ def _verify(
         contributions=tuple(charges.rows(state)),
         notes=tuple(consents.notes),
     )
+    return state
+
+
+def _other(path: Path, keys: list[str], now: int, brought: Brought, findings: list[Finding]) -> BudgetState | None:
+    """Audits the export of another log, and reports where it cannot be relied on."""
+    wrong: list[Finding] = []
+    state = _verify(path, keys, now, (None, None), wrong, {}, brought, ())
+    if wrong:
+        sentence = f"its own audit FAILED: {wrong[0].code} {wrong[0].where}: {wrong[0].sentence}"
+        findings.append(Finding("OTHER", str(path), sentence))
+        return None
+    return state
+
+
+def _judge_together(
+    state: BudgetState | None, others: list[BudgetState], brought: Brought, findings: list[Finding]
+) -> None:
+    """Adds up over several logs what contributions spent, and wants every policy that was given to be named by one of them."""
+    if state is None:
+        return
+    logs = [state, *others]
+    named = {rule.policy for log in logs for rule in log.header.generation}
+    for digest in sorted(brought.policies.keys() - named):
+        sentence = f"a policy was given, {digest.hex()}, and no rule of the header names it"
+        findings.append(Finding("POLICY", "seq 0", sentence))
+    if len({log.header.log_id for log in logs}) < len(logs):
+        findings.append(Finding("OTHER", "seq 0", "two of the exports are of one log; give the newest export of each, once"))
+        return
+    for account, admitted in state.admitted.items():
+        together, most = sum(log.spent(account) for log in logs), state.rules[admitted.rule].max_rho_nano
+        if state.spent(account) and together > most:
+            sentence = f"the contribution {account.hex()} spent {together} of 1e-9 rho over {len(logs)} logs"
+            findings.append(Finding("TOGETHER", f"seq {admitted.seq}", f"{sentence}; its rule allows {most} over all texts"))
 
 
 def _added_up(
@@ -208,7 +249,7 @@ def _cap_rows(state: BudgetState) -> list[CapRow]:
     return rows
 
 
-def _notes(report: BudgetReport) -> list[str]:
+def _notes(report: BudgetReport, others: int) -> list[str]:
     """Says what nothing is wrong with and a reader should know."""
     notes = []
     if report.open:
@@ -217,6 +258,9 @@ def _notes(report: BudgetReport) -> list[str]:
         notes.append(f"{report.behind_epoch} leaves stand behind the last epoch")
     if report.undelivered:
         notes.append(f"{report.undelivered} notices are not recorded as delivered")
+    if report.generation and not others:
+        told = "a rule holds over all texts of a contribution"
+        notes.append(f"{told}: what other logs charged to it was not looked at (--earlier)")
     for row in report.generation:
         if row.admitted:
             told = "whose signatures were not verified" if "CONSENT_TOLD" in report.qualifiers else "under keys of the registry"
