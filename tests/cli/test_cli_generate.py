@@ -12,6 +12,7 @@ import pytest
 
 from dptrain.inference.invisibleink import Plan
 from dptrain.inference.invisibleink.formulas import nano_rho
+from dptrain.inference.invisibleink.tasks import names
 from ledger.budget.log import BudgetLog
 from ledger.budget.rho import epsilon_of_rho
 from ledger.storage.place import Place
@@ -228,6 +229,21 @@ def test_without_a_model_or_references_it_says_what_to_give(shell, typed):
     assert "texts_at_most" not in shell.json(*without(words, "--model"), "--plan")
 
 
+def test_a_label_that_no_batch_has_is_told_with_those_that_have_one(shell, typed):
+    write_labels(shell.directory / "labels.csv")
+    for last in (["--plan"], ["--out", "run"]):
+        refused = shell.json(*typed, "--labels", "labels.csv", "--label", "north", *last, code=1)["error"]
+        assert refused["code"] == "LABEL" and "'calm', 'loud'" in refused["sentence"]
+    told = shell.json(*typed, "--labels", "labels.csv", "--label", "loud", "--out", "run")
+    assert told["texts"] == 1
+    assert [one["label"] for one in lines_of(shell.directory / "run/texts.jsonl")] == ["loud"]
+
+
+def test_the_help_names_every_task_that_comes_along(shell):
+    shown = " ".join(shell.run("generate", "--help").output.replace("│", " ").split())
+    assert f".toml file, or {', '.join(names())}." in shown
+
+
 def test_another_set_of_references_in_the_same_folder_is_refused(shell, typed):
     shell.run(*typed, "--out", "run", "--texts", "1")
     write_references(shell.directory / "refs.jsonl", 11)
@@ -241,6 +257,16 @@ def test_a_budget_elsewhere_outlives_the_run_and_another_run_pays_from_it(shell,
     assert shell.json(*typed, "--out", "three", "--budget", "safe.db", code=1)["texts"] == 0
     assert shell.json(*plan_of(typed), "--plan", "--budget", "safe.db")["texts_at_most"] == 3
     shell.run("ledger", "verify", "two/export", "--key", "two/budget.pub")
+
+
+def test_a_log_whose_key_is_not_there_is_refused_before_anything_is_paid(shell, typed):
+    shell.run(*typed, "--out", "one", "--budget", "safe.db", "--budget-key", "far.key", "--texts", "1")
+    shell.run("attest", "keygen", "other")
+    for key in ([], ["--budget-key", "other.key"]):
+        refused = shell.json(*typed, "--out", "two", "--budget", "safe.db", *key, code=1)["error"]
+        assert refused["code"] == "BUDGET" and "--budget-key" in refused["sentence"]
+    told = shell.json(*typed, "--out", "two", "--budget", "safe.db", "--budget-key", "far.key")
+    assert told["texts"] == 2
 
 
 def test_a_shipped_task_asks_for_its_words(shell):

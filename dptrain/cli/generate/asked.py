@@ -34,8 +34,8 @@ _OWN: Final = {"epsilon": "--epsilon", "delta": "--delta", "batch": "--batch", "
 
 _NEEDED: Final = ("epsilon", "delta", "batch", "tokens")
 
-_ATTESTED: Final = {"class_name": "--class", "owner_key": "--owner-key", "registry": "--registry", "ledger": "--ledger",
-                    "now": "--now"}  # fmt: skip
+_ATTESTED: Final = {"class_name": "--class", "field": "--field", "owner_key": "--owner-key", "registry": "--registry",
+                    "ledger": "--ledger", "now": "--now"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ class Asked:
     one: bool
     policy: Path | None
     class_name: str | None
+    field: str | None
     owner_key: Path | None
     registry: Path | None
     ledger: str | None
@@ -87,7 +88,7 @@ class Asked:
         require_mean(self.aggregation)
         if self.adjacency == "retrieval":
             sentence = "the references of a run are fixed beforehand by a salted hash, and nothing is retrieved"
-            raise AccountantError("ADJACENCY", f"{sentence}; --plan says what retrieval would cost, and 'dptrain serve' has it")
+            raise AccountantError("ADJACENCY", f"{sentence}; --plan says under another relation what retrieval would cost")
         if self.policy is not None:
             wrong_if(self.references is not None, "--references are your own, --policy is for attested ones; give one of them")
             wrong_if(not self.corpus, "with --policy give the corpus: directories, or data with attestations beside them")
@@ -147,8 +148,32 @@ class Asked:
         with counting("judging"):
             return References.admitted(
                 corpora, self.signed, registry, self.class_name, now=now, by_data_class=self.labels == DATA_CLASS,
-                withdrawn=_withdrawn(self.ledger, registry),
+                field=self.field or "text", withdrawn=_withdrawn(self.ledger, registry),
             )  # fmt: skip
+
+    def batches(self, references: References, salt: bytes) -> dict[str | None, int]:
+        """Returns how many batches each label has, that of `--label` alone where it was given.
+
+        Raises:
+            ConfigError: code BATCH or LABELS; LABEL, no batch has the label that was given.
+        """
+        for label in references.labels:
+            self.prompts.words(label, self.words)
+        found = {label: len(rows) for label, rows in references.batches(self.numbers.batch, salt).items()}
+        if self.label is None:
+            return found
+        if not found.get(self.label):
+            has = ", ".join(repr(label) for label, count in found.items() if count)
+            raise ConfigError("LABEL", f"no batch of references has the label {self.label!r:.80}; those that have: {has:.400}")
+        return {self.label: found[self.label]}
+
+    def brought(self) -> str:
+        """Returns what an auditor of attested references brings, as options of `dptrain ledger verify`."""
+        if self.policy is None:
+            return ""
+        owner = self.owner_key or self.policy.with_name("owner.pub")
+        registry = self.registry or self.policy.with_name("registry.cbor")
+        return f" --owner-key {owner} --policy {self.policy} --registry {registry}"
 
     @cached_property
     def numbers(self) -> Plan:
@@ -172,19 +197,15 @@ class Asked:
 
 
 def planned(asked: Asked) -> Result:
-    """Returns the figures of `--plan`; nothing is written."""
+    """Returns the figures of `--plan`; no file of a run is written."""
     asked.refuse_wrong_use()
-    plan, task = asked.numbers, asked.prompts
-    references, batches = None, None
+    plan, references, batches = asked.numbers, None, None
+    _ = asked.prompts, asked.words  # what is wrong with them is told without references too
     purse = asked.purse(asked.out or Path())
     known = asked.out is not None or asked.budget is not None
     if asked.references is not None or asked.signed is not None:
         references = asked.rows(purse.salt(make=False) if known else bytes(32))
-        for label in references.labels:
-            task.words(label, asked.words)
-        batches = {label: len(rows) for label, rows in references.batches(plan.batch, bytes(32)).items()}
-        if asked.label is not None:
-            batches = {label: count for label, count in batches.items() if label == asked.label}
+        batches = asked.batches(references, bytes(32))
     cap = cap_of(plan, references, asked.epsilon) if not (known and purse.log.exists()) else _cap_there(purse.log)
     data: dict[str, Any] = figures(plan, batches=batches, cap_nano=cap, minibatch=asked.minibatch)
     if references is not None:

@@ -35,9 +35,7 @@ def made(asked: Asked) -> Result:
     purse = asked.purse(folder)
     salt = purse.salt()
     references = asked.rows(salt)
-    for label in references.labels:
-        task.words(label, asked.words)
-    references.batches(plan.batch, salt)  # tells what is wrong before a model is loaded
+    asked.batches(references, salt)  # what is wrong is told before a model is loaded
     models = load_training("dptrain.inference.invisibleink.run.models")
     quiet_libraries()
     with counting(f"loading {asked.model}"):
@@ -72,6 +70,7 @@ def made(asked: Asked) -> Result:
         "refused": dict(references.refused),
         "export": None if export is None else str(export),
         "key": str(folder / PUBLIC),
+        "verify": None if export is None else f"dptrain ledger verify {export} --key {folder / PUBLIC}{asked.brought()}",
     }
     short = found.exhausted and (asked.texts is not None or asked.one or not found.texts)
     return Told(data, made_text(data), signals.code if found.stopped else int(short))

@@ -60,10 +60,7 @@ def made_text(data: dict[str, Any]) -> Iterator[Shown]:
     yield data["guarantee"]
     if _up(data["epsilon_cap"]) != _up(data["epsilon"]):
         yield f"over all texts of a reference: epsilon {_up(data['epsilon_cap'])}, which its budget never passes"
-    if data["export"] is not None:
-        yield f"for auditors: dptrain ledger verify {data['export']} --key {data['key']}"
-    else:
-        yield "stopped; the same command goes on"
+    yield "stopped; the same command goes on" if data["verify"] is None else f"for auditors: {data['verify']}"
 
 
 def _relation(data: dict[str, Any]) -> str:
