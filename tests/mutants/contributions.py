@@ -6,7 +6,8 @@ RULES = "ledger/budget/generation.py"
 STATE = "ledger/budget/state.py"
 LOG = "ledger/budget/log.py"
 UNITS = "ledger/budget/units.py"
-AUDIT = "ledger/budget/audit.py"
+AUDIT = "ledger/budget/audit/consents.py"
+VERIFY = "ledger/budget/audit/verify.py"
 
 T_EACH = "tests/ledger/test_budget_each.py::"
 T = "tests/ledger/test_budget_generation.py::"
@@ -79,11 +80,22 @@ CONTRIBUTIONS = (
     Mutant("an audit verifies signatures", AUDIT,
            "            message.verify(leaf.descriptor, record.raw, typ=sign1.TYP_ATTESTATION)\n", "            pass\n", _LIES),
     Mutant("an audit wants keys that are enrolled", AUDIT,
-           "        return \"KEY_UNKNOWN\", f", "        return None and f", _LIES),
+           "    if not found:\n        return \"KEY_UNKNOWN\",",
+           "    if not found:\n        return next(iter(known.by_key.values()))[0]\n        return \"KEY_UNKNOWN\",", _LIES),
     Mutant("an audit wants keys that were not revoked", AUDIT, "        if record.revoked(leaf.time):\n", "        if False:\n",
            T + "test_a_key_that_was_revoked_before_the_leaf_consents_to_nothing"),
     Mutant("an audit holds what was signed against the policy", AUDIT,
            "                check_audience(signed, policy.policy)\n", "", _LIES),
+    Mutant("an audit tells of texts under a key that is revoked", AUDIT, "        if self._late:\n", "        if False:\n",
+           T + "test_a_key_that_was_revoked_before_the_leaf_consents_to_nothing"),
+    Mutant("a withdrawal counts by whom it is signed", AUDIT, "(late if self._may_withdraw(given) else unproven)", "late",
+           T + "test_a_signed_withdrawal_that_no_leaf_enters_is_told"),
+    Mutant("a withdrawal is of one corpus", AUDIT, "        if given.withdrawal.corpus != self._corpora.get(account):\n",
+           "        if False:\n", T + "test_a_signed_withdrawal_that_no_leaf_enters_is_told"),
+    Mutant("an audit adds up several logs", VERIFY, "sum(log.spent(account) for log in logs)", "state.spent(account)",
+           T + "test_what_a_contribution_spent_in_several_logs_is_added_up"),
+    Mutant("no log is added up twice", VERIFY, "    if len({log.header.log_id for log in logs}) < len(logs):\n",
+           "    if False:\n", T + "test_what_a_contribution_spent_in_several_logs_is_added_up"),
     Mutant("an audit says whose word it is", AUDIT, '        if state.admitted and self._brought.known is None:\n',
            "        if False:\n",
            T + "test_an_auditor_with_policy_and_registry_says_full_and_one_without_says_whose_word_it_is"),
