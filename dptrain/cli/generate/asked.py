@@ -18,6 +18,7 @@ from dptrain.errors import ConfigError
 from dptrain.inference.invisibleink import Plan, Task
 from dptrain.inference.invisibleink.formulas import require_mean
 from dptrain.inference.invisibleink.partition import require_hashed
+from dptrain.inference.invisibleink.pool import Pool
 from dptrain.inference.invisibleink.references import References
 from dptrain.inference.invisibleink.run.figures import figures
 from dptrain.inference.invisibleink.run.purse import CONTRIBUTION, Purse, cap_of
@@ -111,6 +112,8 @@ class Asked:
         wrong_if(self.budget_key is not None and self.budget is None, "--budget-key goes with --budget")
         wrong_if(self.budget is not None and "://" in str(self.budget), "--budget names a file")
         wrong_if(self.one and self.texts is not None, "--one makes one text more, --texts says how many are there at the end")
+        rows = self.numbers.batch + 1
+        wrong_if(self.minibatch is not None and self.minibatch > rows, f"--minibatch is {self.minibatch}, of {rows} rows")
 
     @cached_property
     def prompts(self) -> Task:
@@ -167,6 +170,13 @@ class Asked:
             raise ConfigError("LABEL", f"no batch of references has the label {self.label!r:.80}; those that have: {has:.400}")
         return {self.label: found[self.label]}
 
+    def cautions(self, references: References) -> list[str]:
+        """Says what is not wrong and a reader should know."""
+        if self.numbers.delta * len(references) < 1:
+            return []
+        sentence = f"delta {self.numbers.delta:g} is not below one over {len(references)} references"
+        return [f"{sentence}: publishing one of them whole would be within such a promise; take less than a tenth of that"]
+
     def brought(self) -> str:
         """Returns what an auditor of attested references brings, as options of `dptrain ledger verify`."""
         if self.policy is None:
@@ -204,13 +214,23 @@ def planned(asked: Asked) -> Result:
     purse = asked.purse(asked.out or Path())
     known = asked.out is not None or asked.budget is not None
     if asked.references is not None or asked.signed is not None:
-        references = asked.rows(purse.salt(make=False) if known else bytes(32))
-        batches = asked.batches(references, bytes(32))
+        salt = purse.salt(make=False) if known else bytes(32)
+        references = asked.rows(salt)
+        batches = asked.batches(references, salt)
     cap = cap_of(plan, references, asked.epsilon) if not (known and purse.log.exists()) else _cap_there(purse.log)
     data: dict[str, Any] = figures(plan, batches=batches, cap_nano=cap, minibatch=asked.minibatch)
     if references is not None:
-        data |= {"references": len(references), "refused": dict(references.refused)}
+        data |= {"references": len(references), "refused": dict(references.refused), "cautions": asked.cautions(references)}
+        if known and purse.log.exists() and references.rule is None:
+            data["texts_left"] = _left(purse.log, asked, references, salt)
     return Told(data, plan_text(data))
+
+
+def _left(path: Path, asked: Asked, references: References, salt: bytes) -> int:
+    """Returns how many texts a log holds that is there already."""
+    with BudgetLog.open(Place.of(path), read_only=True) as log:
+        pool = Pool(references, asked.numbers, log, salt)
+        return sum(pool.left(label) for label in pool.sizes if asked.label in (None, label))
 
 
 def _cap_there(log: Path) -> int:

@@ -68,6 +68,7 @@ def made(asked: Asked) -> Result:
         "guarantee": ink.privacy,
         "references": len(references),
         "refused": dict(references.refused),
+        "cautions": asked.cautions(references),
         "export": None if export is None else str(export),
         "key": str(folder / PUBLIC),
         "verify": None if export is None else f"dptrain ledger verify {export} --key {folder / PUBLIC}{asked.brought()}",
@@ -87,7 +88,13 @@ def _texts(run: Run, ink: Any, asked: Asked, signals: "_Signals") -> Made:
             raise ConfigError("TEXTS", f"{asked.texts} texts were asked for, the budget holds {most} at most; see --plan")
     how: dict[str, Any] = {"texts": texts, "label": asked.label, "words": asked.words, "stop": signals.came}
     if asked.one and not asked.json:
-        found = run.generate(ink, **how, piece=_shown)
+        begun = []
+
+        def shown(piece: str) -> None:
+            _shown(piece if begun else asked.prompts.opening + piece)
+            begun.append(piece)
+
+        found = run.generate(ink, **how, piece=shown)
         print("\n" * bool(found.new), end="", flush=True)
         return found
     total = sum(run.pool.sizes.values()) if texts is None else texts

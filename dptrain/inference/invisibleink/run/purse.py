@@ -5,13 +5,14 @@ the log lies elsewhere: the same ids are the same units, and another salt is ref
 """
 
 import math
+import os
 import secrets
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from attest.files import atomic_write, read_limited
+from attest.files import atomic_write, read_limited, sync_directory
 from attest.fixed_point import MICRO, PICO
 from attest.keys import generate, load_private_key, save_private_key
 from dptrain.errors import ConfigError, ResumeRefused
@@ -81,7 +82,15 @@ class Purse:
             raise ResumeRefused("SALT", f"{sentence}: another one would make units that have spent nothing; restore the file")
         salt = fresh_salt()
         if make:
-            atomic_write(path, salt, 0o600)
+            try:
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            except FileExistsError:  # another process made one in this moment
+                return self.salt()
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(salt)
+                stream.flush()
+                os.fsync(stream.fileno())
+            sync_directory(path.parent)
         return salt
 
     def open(self, plan: Plan, references: References, salt: bytes, *, epsilon: float | None = None) -> BudgetLog:
