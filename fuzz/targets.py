@@ -36,6 +36,7 @@ from attest.registry import Enrol, Entry, Grant, KeyStatement, Prove, RegistryRe
 from attest.registry.entries import join, read_statement
 from attest.registry.names import Names
 from attest.withdrawal import Withdrawal
+from fuzz.budgets import BUDGET_TARGETS
 from fuzz.exports import EXPORT_TARGETS
 from fuzz.invariants import LIMIT, BrokenInvariant, Target, require, timed
 from fuzz.notes import NOTE_TARGETS
@@ -417,6 +418,7 @@ TARGETS: dict[str, Target] = {
     "registry_names": Target(run_registry_names, [REGISTRY.names, b""], 300),
     **NOTE_TARGETS,
     **EXPORT_TARGETS,
+    **BUDGET_TARGETS,
     **PRINTER_TARGETS,
 }
 """Every reader of bytes from outside, and the printers of what they read, by name."""

@@ -172,7 +172,8 @@ class DecodingRule(Section):
     max_rho_nano: int = declared(
         5,
         Scaled(1, 10**15, "nano", 9),
-        "Most zero-concentrated privacy loss rho of a contribution, over all texts; a token costs C^2 / (2 B^2 tau^2).",
+        "Most zero-concentrated privacy loss rho of a contribution, over all texts; at least that of one. A token costs"
+        " C^2 / (2 B^2 tau^2), rounded up to 1e-9.",
     )
     top_k: int | None = declared(
         6,
@@ -298,7 +299,7 @@ class ClassRule:
     generation: DecodingRule | None = declared(
         11,
         Inline(DecodingRule, "decoding-rule", "generation", "{ references = 7, ... }"),
-        "How texts are generated from contributions: a table with the keys below.",
+        "How texts are generated from contributions, a table with the [keys below](#specified-not-built-yet).",
         default=None,
         optional=True,
         rule="exactly where 10 has generate",

@@ -1,8 +1,8 @@
 """Asks a server: for text, or for an adapter that is applied to states of a model which runs here.
 
-`Client` asks for text, in whole or as it is computed. `generate` runs a base model of this process: the server has the
-adapter alone, and gets of every state what was released of it with noise (`Client.split`), an encryption (`Client.encrypted`),
-or an encryption of what was released (both). Needs httpx, of the extra ``serve``.
+`Client` asks for text, in whole or as it is computed, and for texts from private references. `generate` runs a base model
+of this process: the server has the adapter alone, and gets of every state what was released of it with noise (`Client.split`),
+an encryption (`Client.encrypted`), or an encryption of what was released (both). Needs httpx, of the extra ``serve``.
 """
 
 import base64
@@ -68,18 +68,21 @@ class Client:
 
     def stream(self, model: str, prompt: str, **asked: Any) -> Iterator[dict[str, Any]]:
         """Yields an answer as it is computed: chunks as OpenAI has them. Raises ServerRefused, in the middle too."""
-        body = {"model": model, "prompt": prompt, "stream": True, **asked}
-        with self._http.stream("POST", "/v1/completions", json=body) as answer:
-            if answer.status_code != 200:
-                answer.read()
-                raise _refusal(answer)
-            for line in answer.iter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
-                    continue
-                found = json.loads(line[6:])
-                if "error" in found:
-                    raise ServerRefused(200, found["error"])
-                yield found
+        return self._events("/v1/completions", {"model": model, "prompt": prompt, "stream": True, **asked})
+
+    def generate(self, generation: str, *, labels: dict[str, str] | None = None) -> Iterator[dict[str, Any]]:
+        """Yields a text that the server draws from private references, token by token: chunks as OpenAI has them.
+
+        Each chunk has its text in ``choices``; the first one and the last one say in ``privacy`` what the text is worth to a
+        reference. Whoever stops reading ends the text, and what was never computed goes back to the references.
+
+        Args:
+            generation: its name. labels: a word for each of its labels, of the server's lists; `models` has both.
+
+        Raises:
+            ServerRefused: code EXHAUSTED where no references are left that can pay, and others, in the middle too.
+        """
+        return self._events("/v1/dp/generations", {"generation": generation, "labels": labels or {}, "stream": True})
 
     def budget(self, unit: str = "self") -> dict[str, Any]:
         """Returns what a unit has spent of its cap. Raises ServerRefused."""
@@ -139,6 +142,19 @@ class Client:
 
     def __exit__(self, *ended: object) -> None:
         self.close()
+
+    def _events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        with self._http.stream("POST", path, json=body) as answer:
+            if answer.status_code != 200:
+                answer.read()
+                raise _refusal(answer)
+            for line in answer.iter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                found = json.loads(line[6:])
+                if "error" in found:
+                    raise ServerRefused(200, found["error"])
+                yield found
 
     def _json(self, method: str, path: str, **asked: Any) -> Any:
         answer = self._http.request(method, path, **asked)

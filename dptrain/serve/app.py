@@ -36,6 +36,7 @@ from dptrain.serve.wire import (
     Asking,
     Chat,
     Completion,
+    Generate,
     Opening,
     Refused,
     SplitStart,
@@ -282,12 +283,12 @@ def _tell(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models", responses=_only(401), dependencies=[Bearer])
     async def models() -> dict[str, Any]:
-        """Lists the generation classes."""
+        """Lists the generation classes, and the generations with the words that their labels may have."""
         rows = [
             {"id": name, "object": "model", "created": 0, "owned_by": service.config.server.name, "mode": each.mode}
             for name, each in sorted(service.classes.items())
         ]
-        return {"object": "list", "data": rows}
+        return {"object": "list", "data": rows + service.offered()}
 
     @app.get("/v1/posture", responses=_only(401), dependencies=[Bearer])
     async def posture() -> Response:
@@ -340,7 +341,12 @@ def _answer_text(app: FastAPI, service: Service) -> None:
         """Answers a chat; with `stream`, as server-sent events."""
         return await answered(request, asked, rights)
 
-    async def answered(request: Request, asked: Asking, rights: str | None) -> Response:
+    @app.post("/v1/dp/generations", responses=both, dependencies=[Bearer])
+    async def generations(request: Request, asked: Generate, rights: RightsHeader = None) -> Response:
+        """Draws a text from private references, which pay for it beforehand; with `stream`, as server-sent events."""
+        return await answered(request, asked, rights)
+
+    async def answered(request: Request, asked: Asking | Generate, rights: str | None) -> Response:
         running = await service.answer(_client(request), asked, rights)
         if asked.stream:
             return _Events(service, asked, running)
@@ -356,7 +362,7 @@ def _answer_text(app: FastAPI, service: Service) -> None:
         await _socket(service, socket, lambda: _converse(service, socket))
 
 
-async def _whole(service: Service, asked: Asking, running: Running) -> dict[str, Any]:
+async def _whole(service: Service, asked: Asking | Generate, running: Running) -> dict[str, Any]:
     text, finish = "", "length"
     async for piece in service.pieces(running):
         text += piece.text
@@ -367,7 +373,7 @@ async def _whole(service: Service, asked: Asking, running: Running) -> dict[str,
 class _Events(StreamingResponse):
     """Sends an answer as server-sent events, and lets it go whatever becomes of its reader."""
 
-    def __init__(self, service: Service, asked: Asking, running: Running) -> None:
+    def __init__(self, service: Service, asked: Asking | Generate, running: Running) -> None:
         super().__init__(_events(service, asked, running), media_type="text/event-stream")
         self._let_go = lambda: service.left(running)
 
@@ -399,7 +405,9 @@ async def _disconnected(receive: Any) -> None:
         pass
 
 
-async def _chunks(service: Service, asked: Asking, running: Running) -> AsyncIterator[dict[str, Any]]:
+async def _chunks(
+    service: Service, asked: Asking | Generate, running: Running
+) -> AsyncIterator[dict[str, Any]]:
     """Yields the pieces of an answer as JSON; the first says what it rests on, the last why it ended and what it cost."""
     yield chunk(asked, running.identity, "", privacy=running.privacy)
     async for piece in service.pieces(running):
@@ -409,7 +417,7 @@ async def _chunks(service: Service, asked: Asking, running: Running) -> AsyncIte
             yield chunk(asked, running.identity, piece.text, piece.finish, usage=running.usage, privacy=running.told())
 
 
-async def _events(service: Service, asked: Asking, running: Running) -> AsyncIterator[str]:
+async def _events(service: Service, asked: Asking | Generate, running: Running) -> AsyncIterator[str]:
     try:
         async for each in _chunks(service, asked, running):
             yield f"data: {json.dumps(each)}\n\n"
@@ -469,10 +477,10 @@ async def _converse(service: Service, socket: WebSocket) -> None:
             coming = asyncio.ensure_future(socket.receive())
             if client is None:
                 client = service.access.client(f"Bearer {opening.token or ''}")
-            asked: Asking | None = opening.completion or opening.chat
+            asked: Asking | Generate | None = opening.completion or opening.chat or opening.generation
             if asked is None:
                 if opening.token is None:
-                    raise Refused(400, "invalid_request_error", "REQUEST", "send {'completion': ...} or {'chat': ...}")
+                    raise Refused(400, "invalid_request_error", "REQUEST", "send {'completion': ...}, chat or generation")
                 continue
             await _spoken(service, socket, asked, await service.answer(client, asked, rights), coming)
     finally:
@@ -481,7 +489,7 @@ async def _converse(service: Service, socket: WebSocket) -> None:
 
 
 async def _spoken(
-    service: Service, socket: WebSocket, asked: Asking, running: Running, coming: "asyncio.Task[Any]"
+    service: Service, socket: WebSocket, asked: Asking | Generate, running: Running, coming: "asyncio.Task[Any]"
 ) -> None:
     """Sends one answer. It ends, at once, when its reader goes, or speaks before it is done."""
     coming.add_done_callback(lambda _: running.stream.cancel())

@@ -29,6 +29,10 @@ def _place(value: Any, info: ValidationInfo) -> Any:
     return value if isinstance(value, str) and "://" in value else str(_from_base(value, info))
 
 
+def _task(value: Any, info: ValidationInfo) -> Any:
+    return str(_from_base(value, info)) if isinstance(value, str) and value.endswith(".toml") else value
+
+
 File = Annotated[Path, BeforeValidator(_from_base)]
 Location = Annotated[str, BeforeValidator(_place)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9._/-]{1,64}$")]
@@ -115,6 +119,93 @@ class Generation(Table):
     encrypt: bool = False
 
 
+class Attested(Table):
+    """Says which contributions are the references of a generation: ``[generations.NAME.attested]``.
+
+    Attributes:
+        policy: signed policy of the corpus.
+        owner_key: public key of who signed it.
+        registry: of the contributors.
+        class_: of the policy; its generation rule has batch, clip norm, temperature, tokens and top_k.
+        corpus: data with attestations beside it; contributions that were signed to generate are taken, and no others.
+        withdrawals: folder of signed withdrawals, as `attest withdraw` writes them.
+        by_data_class: a text takes references of one data class alone, which is a label of the task.
+    """
+
+    policy: File
+    owner_key: File
+    registry: File
+    class_: Annotated[str, Field(alias="class", pattern=r"^[a-z0-9._/-]{1,64}$")]
+    corpus: Annotated[list[File], Field(min_length=1)]
+    withdrawals: File | None = None
+    by_data_class: bool = False
+
+
+class FromReferences(Table):
+    """Says how texts are generated from private references: ``[generations.NAME]``.
+
+    Attributes:
+        task: name of one that comes along, or a file `.toml`.
+        artifact: of the release, which generates; rights have to admit it, as a class.
+        delta: at which epsilons are quoted.
+        salt: file with the secret that names references in the budget log and puts them into batches; `--init` makes it.
+        references: file of the references, a line of JSON with `id` and `text` each; or give `attested`.
+        attested: contributions in their place, with the numbers of their class.
+        labels: by label of the task the words that a client may choose from: public lists.
+        label_list: public list of the label of each reference; a text then takes references of its own label alone.
+        epsilon: of one text, for one reference; or give `clip`.
+        clip: clip norm C, in place of `epsilon`.
+        batch: B, references of one text.
+        tokens: T, most tokens of one text; all are charged beforehand.
+        tau: temperature.
+        top_k: tokens out of which one is drawn, 0 for the whole vocabulary.
+        minibatch: rows that go through the model at a time; all without.
+        recheck_every: texts between two tests that rows are independent.
+    """
+
+    task: Annotated[str, Field(min_length=1), BeforeValidator(_task)]
+    artifact: str
+    delta: Share
+    salt: File
+    references: File | None = None
+    attested: Attested | None = None
+    labels: dict[str, Annotated[list[Annotated[str, Field(max_length=200)]], Field(min_length=1, max_length=1000)]] = {}
+    label_list: File | None = None
+    epsilon: Epsilon | None = None
+    clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    batch: Annotated[int, Field(ge=1, le=65535)] | None = None
+    tokens: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    tau: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    top_k: Annotated[int, Field(ge=0, le=1 << 20)] = 50
+    minibatch: Annotated[int, Field(ge=1, le=65536)] | None = None
+    recheck_every: Annotated[int, Field(ge=1, le=1 << 20)] = 256
+
+    @property
+    def artifacts(self) -> list[str]:
+        """Artifacts that may answer, as a generation class has them."""
+        return [self.artifact]
+
+    def problems(self, name: str) -> Iterator[str]:
+        """Yields what does not fit together, by its name."""
+        if (self.references is None) is (self.attested is None):
+            yield f"generations.{name} has references or attested, one of the two: say where its references come from"
+        numbers = ("epsilon", "clip", "batch", "tokens", "tau", "top_k")
+        if self.attested is not None:
+            for key in (*numbers, "label_list"):
+                if key in self.model_fields_set:
+                    where = "the signed data class" if key == "label_list" else f"the rule of class {self.attested.class_}"
+                    yield f"generations.{name}.{key} is that of {where}, which contributors signed; leave it out"
+        else:
+            if (self.epsilon is None) is (self.clip is None):
+                yield f"generations.{name} has epsilon or clip, one of the two: the other follows from it"
+            for key in ("batch", "tokens"):
+                if getattr(self, key) is None:
+                    yield f"generations.{name}.{key} is not set: it is public, and never taken from references; give it"
+        for label, words in self.labels.items():
+            if len(set(words)) != len(words):
+                yield f"generations.{name}.labels.{label} has a word twice; give each once"
+
+
 class CapTable(Table):
     """Caps a kind of unit."""
 
@@ -129,7 +220,7 @@ class Budgeted(Table):
         log: file on a local disk, or a `postgresql://` URL.
         key: private key that signs the log; `--init` makes it, and its public half beside it.
         state: directory of the mark of a log on a server.
-        caps: by kind of unit, `user`, `corpus`, `session`, an epsilon and a delta; they stay those of `--init`.
+        caps: by kind of unit, `user`, `corpus`, `session`, `contribution`, an epsilon and a delta; they stay those of `--init`.
         thresholds: percentages of a cap (of its rho) that the privacy officer is told of; likewise.
         webhook: URL that takes the notices; without it they are warnings of the log `dptrain.serve`.
         epoch_seconds: how often the log is signed.
@@ -138,7 +229,7 @@ class Budgeted(Table):
     log: Location
     key: File
     state: File | None = None
-    caps: dict[Literal["user", "corpus", "session"], CapTable]
+    caps: dict[Literal["user", "corpus", "session", "contribution"], CapTable]
     thresholds: list[Annotated[int, Field(ge=1, le=100)]] = [50, 80, 100]
     webhook: str | None = None
     epoch_seconds: Annotated[float, Field(gt=0)] = 600.0
@@ -174,6 +265,7 @@ class ServeConfig(Table):
     gate: Gated
     classes: Annotated[dict[Name, Generation], Field(min_length=1)]
     tokens: File
+    generations: dict[Name, FromReferences] = {}
     budget: Budgeted | None = None
     release: dict[str, Any] = {}
     limits: Limits = Limits()
@@ -224,7 +316,8 @@ class ServeConfig(Table):
         return not {"sigma", "dp_sigma", "preset"}.isdisjoint(self.release)
 
     def check(self) -> None:
-        """Raises ConfigError: code SERVE_VALUE, tables do not fit together."""
+        """Raises ConfigError: code SERVE_VALUE or SERVE_KEY, tables do not fit together."""
+        self._check_generations()
         for name, each in self.classes.items():
             if each.encrypt and each.mode != RELEASED:
                 raise ConfigError("SERVE_VALUE", f"classes.{name}.encrypt goes with mode = 'released', got {each.mode!r}")
@@ -245,6 +338,28 @@ class ServeConfig(Table):
                 raise ConfigError("SERVE_VALUE", f"{sentence}; leave one of them out")
             for problem in _problems(self.release, asked.epsilon):
                 raise ConfigError("SERVE_VALUE", problem)
+
+
+    def _check_generations(self) -> None:
+        """Refuses generations that nothing would pay for, or whose references could pay twice."""
+        for name, each in self.generations.items():
+            if name in self.classes:
+                raise ConfigError("SERVE_VALUE", f"{name} is a class and a generation; rights name both: rename one of them")
+            for problem in each.problems(name):
+                raise ConfigError("SERVE_VALUE", problem)
+            if self.budget is None:
+                sentence = f"generations.{name} generates from references and there is no table [budget]"
+                raise ConfigError("SERVE_KEY", f"{sentence}: add [budget] with log, key and caps.contribution")
+            if "contribution" not in self.budget.caps:
+                sentence = f"generations.{name} is paid by contributions and budget.caps.contribution is not set"
+                raise ConfigError("SERVE_KEY", f"{sentence}; add what one reference may spend over all texts")
+        given = [each for each in self.generations.values() if each.attested is None]
+        if len({each.salt for each in given}) > 1:
+            sentence = "two generations have salts of their own, and a reference of both would have two budgets"
+            raise ConfigError("SERVE_VALUE", f"{sentence}; give one salt to all with references")
+        if given and len(given) < len(self.generations):
+            sentence = "some generations have references and some attested, and a log is for one of the two"
+            raise ConfigError("SERVE_VALUE", f"{sentence}: where rules are signed nobody else pays; run two servers")
 
 
 OURS: Final = ("space", "shrink", "max_epsilon")

@@ -3,7 +3,8 @@
 Guarantee: no label and no value of a metric names a session, a client or a user. Of answers that release states none hangs on
 what was asked: neither how often a state was clipped, nor how long a text was or took. Of other answers, all of a class
 together, tokens and times tell how long they were; and the time to a reservation has in it that a prompt is split into tokens.
-Labels are routes, reasons, generation classes and kinds of units, all of them public.
+Of texts from references there are counts of texts, of tokens that were drawn and of refusals, and no time.
+Labels are routes, reasons, generation classes, generations and kinds of units, all of them public.
 """
 
 from collections.abc import Sequence
@@ -13,9 +14,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from dptrain.serve.access import Client
-from dptrain.serve.config import Generation
 from dptrain.serve.paying import Releases, Till
 from ledger.budget import Unit
+from ledger.budget.leaves import CONTRIBUTION
 from ledger.budget.rho import NANO, epsilon_of_rho
 from ledger.serving import Admission
 
@@ -34,6 +35,11 @@ class Metrics:
         self.refusals = Counter("refusals", "Requests that were refused, by reason.", ["reason"], **made)
         self.tokens = Counter("tokens", "Tokens computed, by generation class.", ["model"], **made)
         self.releases = Counter("releases", "States released, by generation class.", ["model"], **made)
+        self.texts = Counter("generated_texts", "Texts from references that were begun, by generation.", ["generation"], **made)
+        self.drawn = Counter("generated_tokens", "Tokens of such texts that were drawn, by generation.", ["generation"], **made)
+        self.no_texts = Counter(
+            "generation_refusals", "Requests for such texts that were refused, by generation.", ["generation"], **made
+        )
         self.before = Histogram(
             "gate_and_budget_seconds", "Time from a request's body to its reservation.", buckets=_SECONDS, **made
         )
@@ -48,6 +54,12 @@ class Metrics:
     def refused(self, code: str) -> None:
         """Counts a refusal. ``code``: one of the program's own, never something that was sent."""
         self.refusals.labels(code).inc()
+
+    def refused_texts(self, generation: str) -> int:
+        """Returns how often a text of a generation was refused."""
+        samples = [sample for metric in self.no_texts.collect() for sample in metric.samples]
+        found = [each.value for each in samples if each.name.endswith("_total") and each.labels["generation"] == generation]
+        return int(sum(found))
 
     @property
     def reasons(self) -> list[tuple[str, int]]:
@@ -93,6 +105,8 @@ def accounts_told(till: Till, clients: Sequence[Client]) -> tuple[list[dict[str,
         refused = sum(0 in each.told for each in found.values())
         spent = sum(each.spent for each in found.values())
         kinds.append({"kind": cap.unit, "units": len(found), "spent": spent, "refused": refused, **_caps(till, cap.unit, 0)})
+        if cap.unit == CONTRIBUTION:  # of a single reference nothing is shown
+            continue
         for key, each in sorted(found.items(), key=lambda item: -item[1].spent)[:_SHOWN]:
             name = known.get(key, f"{key.hex()[:16]}…")
             told = {"name": name, "kind": cap.unit, "share": each.spent / cap.rho_nano, "refused": 0 in each.told}
@@ -108,10 +122,10 @@ def _caps(till: Till, kind: str, spent: int) -> dict[str, Any]:
     return {"epsilon_spent": epsilon_of_rho(spent / NANO, delta), "epsilon_cap": cap.epsilon_micro / 10**6, "delta": delta}
 
 
-def admission_told(admission: Admission, kind: Generation) -> dict[str, Any]:
+def admission_told(admission: Admission, mode: str) -> dict[str, Any]:
     """Returns what an answer says of the artifact that gave it."""
     return {
-        "mode": kind.mode,
+        "mode": mode,
         "artifact": admission.artifact,
         "influenced_by": {
             each.name: None if each.epsilon_micro is None else each.epsilon_micro / 10**6 for each in admission.certificate

@@ -20,10 +20,12 @@ from dptrain.errors import ConfigError
 from dptrain.inference.gaussian import MOST_MU, Worth, sensitivity_of, sigma_analytic
 from dptrain.inference.release import Answer, GaussianRelease
 from dptrain.serve.config import Budgeted, ServeConfig
+from dptrain.serve.generations.sources import make_salts, mechanism_of, rules_of
 from dptrain.serve.wire import Refused
 from ledger.accountants.gaussian import epsilon_of_mu
 from ledger.budget import Beside, Header, Mechanism, Notice, Unit
 from ledger.budget.export import export_budget
+from ledger.budget.leaves import CONTRIBUTION
 from ledger.budget.log import Balance, BudgetLog, BudgetSpec, Reservation
 from ledger.budget.notices import told, webhook
 from ledger.errors import LedgerError, LedgerWrongRun
@@ -186,6 +188,10 @@ class Till:
         self.log.settle_later(receipt, answer.worth.releases if answer.made else 0)
         self._wake.set()
 
+    def wake(self) -> None:
+        """Has what was settled written soon."""
+        self._wake.set()
+
     def balance(self, unit: Unit) -> Balance:
         """Returns what a unit has spent."""
         return self.log.balance(unit)
@@ -233,7 +239,8 @@ class Till:
                 last = None
 
     def _say(self, notice: Notice) -> None:
-        LOG.warning("budget notice: %s", told(self.log.header, notice)["sentence"])
+        if notice.unit != CONTRIBUTION:  # of single references no line stands in a log
+            LOG.warning("budget notice: %s", told(self.log.header, notice)["sentence"])
 
 
 def _signer(path: Path, header: Header) -> NoteSigner:
@@ -282,12 +289,15 @@ def create_log(config: ServeConfig, beside: Beside | None = None) -> BudgetLog:
     table = _table_of(config)
     if not table.key.exists():
         save_private_key(table.key, generate(), None)
+    make_salts(config)
+    texts, rules = mechanism_of(config), rules_of(config)
     words = "Gaussian noise on clipped states, rounded to a lattice; clip norm and noise of a request are in its charge"
     spec = BudgetSpec(
         caps={kind: _pair(cap.epsilon, cap.delta) for kind, cap in table.caps.items()},
-        mechanisms=[Mechanism(GAUSSIAN, 1, True, words)],
+        mechanisms=[Mechanism(GAUSSIAN, 1, True, words), *([] if texts is None else [texts])],
         thresholds=sorted(table.thresholds),
         beside=() if beside is None else (beside,),
+        generation=rules,
     )
     place = Place.of(table.log, table.state)
     if place.file is not None and Path(place.file).exists():

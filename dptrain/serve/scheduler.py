@@ -11,12 +11,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, Protocol
 
 import torch
 
 from dptrain.errors import without_text
-from dptrain.serve.decoding import Decoding
 from dptrain.serve.wire import Refused, refused
 
 LOG = logging.getLogger("dptrain.serve")
@@ -26,6 +25,33 @@ AHEAD: Final = 32
 
 _LOOKS: Final = 0.5
 """Seconds between two looks at answers whose time may be over."""
+
+
+class Computing(Protocol):
+    """Is what has turns: `dptrain.serve.decoding.Decoding` is one, `dptrain.serve.generations.Drawing` another.
+
+    Attributes:
+        prompt: tokens of the prompt. computed: tokens so far. text_tokens: those of them that the text has.
+        finish: why the text ended, None before.
+    """
+
+    prompt: int
+    computed: int
+    text_tokens: int
+    finish: str | None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is computed."""
+
+    def step(self) -> str:
+        """Computes a token, and returns the text that it completes."""
+
+    def silently(self) -> bool:
+        """Lets the text end here, as nobody reads it. Returns whether the rest is computed all the same."""
+
+    def forget(self) -> None:
+        """Lets the model and the cache go."""
 
 
 @dataclass
@@ -46,8 +72,8 @@ class Stream:
         owner: whose answer it is.
     """
 
-    decoding: Decoding
-    settle: Callable[[Decoding], None]
+    decoding: Computing
+    settle: Callable[[Any], None]
     deadline: float
     owner: str
     _scheduler: "Scheduler"
@@ -144,7 +170,7 @@ class Scheduler:
         if not self._owned[owner]:
             del self._owned[owner]
 
-    def start(self, decoding: Decoding, settle: Callable[[Decoding], None], seconds: float, owner: str) -> Stream:
+    def start(self, decoding: Computing, settle: Callable[[Any], None], seconds: float, owner: str) -> Stream:
         """Begins an answer in a place that its owner holds; ``seconds``: its longest time. Call it in the event loop."""
         stream = Stream(decoding, settle, time.monotonic() + seconds, owner, self)
         with self._change:
@@ -256,13 +282,13 @@ class Scheduler:
                 self._ready.append(stream)
 
     def _end(self, stream: Stream, piece: Piece | None) -> None:
-        stream.decoding.forget()
         stream.ended = True
         try:
             stream.settle(stream.decoding)
         except Exception as error:  # what is reserved stays reserved: nothing is lost but room in the budget
             told = getattr(error, "code", type(error).__name__)
             LOG.error("an answer could not be settled, its reservation stays whole: %s", told)
+        stream.decoding.forget()
         if piece is not None:
             stream._post(piece)  # whoever still waits hears of the end, whatever it was
         with self._change:

@@ -2,7 +2,8 @@
 
 Order of a request: (1) its client was authenticated; (2) its rate is within the limit; (3) the gate names an artifact that its
 rights admit; (4) its prompt fits; (5) a place is free; (6) the budget holds all releases of the answer, durably; (7) the model
-is called. Whatever is refused is refused before (7), and whatever fails in (1) to (5) before anything is charged.
+is called. Whatever is refused is refused before (7), and whatever fails in (1) to (5) before anything is charged. A text from
+references goes the same way: its labels are held against public lists in place of (4), and its references pay.
 """
 
 import asyncio
@@ -26,10 +27,12 @@ from dptrain.serve.adapters import Encrypted, LastAdapter, Splits, numbers_of, r
 from dptrain.serve.artifacts import ADAPTER, BASE, Artifacts, open_gate
 from dptrain.serve.config import ENCRYPTED, PLAIN, RELEASED, SPLIT, Generation, ServeConfig
 from dptrain.serve.decoding import Decoding
+from dptrain.serve.generations.drawing import Drawing
+from dptrain.serve.generations.offered import Generations
 from dptrain.serve.metrics import Metrics, accounts_told, admission_told, unit_told
 from dptrain.serve.paying import Releases, Till, privacy_of
 from dptrain.serve.scheduler import Piece, Scheduler, Stream
-from dptrain.serve.wire import Asking, Refused, SplitStart
+from dptrain.serve.wire import Asking, Generate, Refused, SplitStart
 from ledger.budget import Unit
 from ledger.budget.log import Reservation
 from ledger.errors import LedgerError, ReleaseRefused
@@ -106,10 +109,10 @@ class Times:
 class _Prepared:
     """Holds an answer that is paid for and not begun."""
 
-    decoding: Decoding
+    decoding: Decoding | Drawing
     privacy: dict[str, Any]
-    reader: "_Reading | None"
-    times: Times | None
+    reader: "_Reading | None" = None
+    times: Times | None = None
 
 
 class Service:
@@ -134,13 +137,22 @@ class Service:
         self.states = RateLimit(config.limits.adapter_states_per_hour, 3600.0)
         kept = {name: each for name, each in config.classes.items() if each.mode == ENCRYPTED or not encrypted_only}
         self.classes: Mapping[str, Generation] = kept
-        self.gate = open_gate(config, kept)
+        offered = {} if encrypted_only else config.generations
+        self.gate = open_gate(config, {**kept, **offered})
         self.artifacts = Artifacts(self.gate, config.gate.base)
         releasing = {RELEASED, SPLIT} & {each.mode for each in kept.values()}
         self.releases = Releases(config) if releasing else None
         self._load()
         self.till = Till(config.budget) if config.budget is not None and not encrypted_only else None
         self.splits = Splits(self.till.log) if self.till is not None else None
+        self.generations: Generations | None = None
+        if offered:
+            assert self.till is not None, "a file with generations has a budget"
+            try:
+                self.generations = Generations(config, self.artifacts, self.till.log, self.metrics)
+            except BaseException:
+                self.till.close()
+                raise
         encrypting = [each for each in kept.values() if each.mode == ENCRYPTED or each.encrypt]
         threads = config.server.threads
         self.encrypted = Encrypted(config.limits.key_sessions, threads) if encrypting else None
@@ -152,6 +164,8 @@ class Service:
         self.scheduler = Scheduler(0 if encrypted_only else threads, config.server.streams, config.server.waiting)
         if self.releases is not None:
             LOG.warning("%s", self.releases.statement)
+        if self.generations is not None:
+            self.generations.start()
 
     def _load(self) -> None:
         """Loads what the classes name and the gate would serve to anybody, so that the first request waits for nothing."""
@@ -165,6 +179,8 @@ class Service:
                     self.artifacts.last(name)
             if each.mode == RELEASED:
                 self.artifacts.model(BASE)
+        for texts in () if self.encrypted_only else self.config.generations.values():
+            self.artifacts.model(texts.artifact)
 
     # --------------------------------------------------------------------------------------------------------- requests
 
@@ -179,12 +195,7 @@ class Service:
         Raises:
             Refused: 503, 429, 404, 403, 401 or 400. ReleaseRefused: by the gate.
         """
-        if self.draining:
-            raise Refused(503, "server_busy", "DRAINING", "this server ends; ask another one", after=1)
-        if client.role != "client":
-            raise Refused(403, "permission_error", "ROLE", "an operator's token asks for no text; use a client's")
-        if counted:
-            self.rate.take(client.name, "requests")
+        self._require_turn(client, counted=counted)
         kind = self.classes.get(model)
         if kind is None:
             raise Refused(404, "invalid_request_error", "MODEL", "there is no such generation class; GET /v1/models lists them")
@@ -193,6 +204,14 @@ class Service:
             sentence = f"class {model} is of mode {kind.mode}, which is asked by {ways[kind.mode]}"
             raise Refused(400, "invalid_request_error", "MODE", sentence)
         return kind, self._admitted(client, model, rights)
+
+    def _require_turn(self, client: Client, *, counted: bool) -> None:
+        if self.draining:
+            raise Refused(503, "server_busy", "DRAINING", "this server ends; ask another one", after=1)
+        if client.role != "client":
+            raise Refused(403, "permission_error", "ROLE", "an operator's token asks for no text; use a client's")
+        if counted:
+            self.rate.take(client.name, "requests")
 
     def _admitted(self, client: Client, model: str, rights: str | None) -> Admission:
         client = self.access.present(client)
@@ -209,25 +228,34 @@ class Service:
             raise Refused(400, "invalid_request_error", "RIGHTS", sentence) from error
         return self.gate.admit(model, envelope, holder=client.name)
 
-    async def answer(self, client: Client, request: Asking, rights: str | None) -> Running:
+    async def answer(self, client: Client, request: Asking | Generate, rights: str | None) -> Running:
         """Begins an answer: all seven steps.
 
         Raises:
             Refused, ReleaseRefused, BudgetExhausted, and what the budget log raises.
         """
         began, rounds = time.monotonic(), self._rounds
-        prepared = await asyncio.to_thread(self._prepared, client, request, request.rights or rights)
-        self.metrics.before.observe(time.monotonic() - began)
+        draws = isinstance(request, Generate)
+        prepare: Any = self._drawn if draws else self._prepared
+        prepared = await asyncio.to_thread(prepare, client, request, request.rights or rights)
+        if not draws:
+            self.metrics.before.observe(time.monotonic() - began)
         reader = prepared.reader
         asked = (client, request.model, request.rights or rights)
-        running = Running(f"cmpl-{secrets.token_hex(12)}", prepared.privacy, began, asked, prepared.times)
+        identity = f"{'gen' if draws else 'cmpl'}-{secrets.token_hex(12)}"
+        running = Running(identity, prepared.privacy, began, asked, prepared.times)
         self._running.difference_update([each for each in self._running if each.forgotten])
         self._running.add(running)
 
-        def settle(decoding: Decoding) -> None:
+        def settle(decoding: Decoding | Drawing) -> None:
             running.ended = time.monotonic()
             if reader is not None:
                 reader.settle()
+            elif isinstance(decoding, Drawing):
+                assert self.till is not None
+                decoding.settle()
+                self.till.wake()
+                self.metrics.drawn.labels(request.model).inc(decoding.text_tokens)
             else:
                 self.metrics.tokens.labels(request.model).inc(decoding.computed)
                 self.metrics.whole.observe(running.ended - began)
@@ -255,7 +283,7 @@ class Service:
         ids = served.ids(request, self.config.server.max_prompt, tokens)
         self.scheduler.hold(client.name, self.config.limits.streams_per_client)
         try:
-            privacy, reader, times = admission_told(admission, kind), None, None
+            privacy, reader, times = admission_told(admission, kind.mode), None, None
             if released:
                 assert self.releases is not None and self.till is not None
                 adapter = self.artifacts.last(admission.artifact)  # whatever may fail does so before anything is paid
@@ -272,9 +300,35 @@ class Service:
             self.scheduler.release(client.name)
             raise
 
+    def _drawn(self, client: Client, request: Generate, rights: str | None) -> "_Prepared":
+        """Does steps 2 to 6 for a text from references, likewise. Raises as `answer`."""
+        found = self.generations
+        try:
+            self._require_turn(client, counted=True)
+            if found is None:
+                raise Refused(404, "invalid_request_error", "GENERATION", "this server has no generations")
+            offered = found.of(request.generation)
+            offered.require_usable()
+            admission = self._admitted(client, request.generation, rights)
+            labels = offered.require_words(request.labels)
+            told = admission_told(admission, "generation") | {"generation": offered.privacy()}
+            self.scheduler.hold(client.name, self.config.limits.streams_per_client)
+            try:
+                drawing = found.draw(offered, admission.artifact, labels)
+            except BaseException:
+                self.scheduler.release(client.name)
+                raise
+        except Exception:
+            if found is not None and request.generation in found.all:
+                self.metrics.no_texts.labels(request.generation).inc()
+            raise
+        self.metrics.texts.labels(request.generation).inc()
+        return _Prepared(drawing, told)
+
     async def pieces(self, running: Running) -> Any:
         """Yields the pieces of an answer to its end. Raises Refused: it failed, or what it rests on was withdrawn."""
-        waits = "release" not in running.privacy  # when its first token came is told, but of no answer that releases states
+        # When its first token came is told, but of no answer that releases states or is drawn from references.
+        waits = {"release", "generation"}.isdisjoint(running.privacy)
         try:
             while True:
                 piece: Piece = await running.stream.next()
@@ -313,7 +367,7 @@ class Service:
         identity = self.splits.start((client, asked.model, rights), adapter, paid.receipt)
         if rounds != self._rounds:
             self._let_go()
-        told = admission_told(admission, kind) | {"release": privacy_of(paid, self.releases.one(release))}
+        told = admission_told(admission, kind.mode) | {"release": privacy_of(paid, self.releases.one(release))}
         rank, shrink = self.releases.rank_space, self.releases.shrink
         return {"id": identity, **terms(release, adapter, rank_space=rank, shrink=shrink), "privacy": told}
 
@@ -384,6 +438,12 @@ class Service:
             raise Refused(403, "permission_error", "UNIT", "this is another's budget; yours is /v1/budgets/self")
         return unit_told(self.till, self.releases, asked)
 
+    def offered(self) -> list[dict[str, Any]]:
+        """Returns the generations as they are listed beside the classes, with the words that their labels may have."""
+        named = {"object": "model", "created": 0, "owned_by": self.config.server.name, "mode": "generation"}
+        found = {} if self.generations is None else self.generations.all
+        return [{"id": name, **named, "labels": each.table.labels} for name, each in sorted(found.items())]
+
     def overview(self) -> dict[str, Any]:
         """Returns what the operator's page shows."""
         kinds, units = ([], []) if self.till is None else accounts_told(self.till, self.access.clients)
@@ -397,6 +457,7 @@ class Service:
             "kinds": kinds,
             "units": units,
             "refusals": self.metrics.reasons,
+            "generations": [] if self.generations is None else self.generations.told(),
             "classes": self.classes,
             "posture": self.gate.posture(),
             "log": None if self.till is None else {"size": self.till.log.size, "origin": self.till.log.header.origin},
@@ -421,10 +482,11 @@ class Service:
                 problems.append(f"the budget log: {error.code}")
         if self.gate.closed is not None:
             problems.append(f"the gate: {self.gate.closed}")
-        return problems
+        return problems + ([] if self.generations is None else self.generations.problems())
 
     def reload(self, config: ServeConfig) -> None:
-        """Takes the tokens and the revoked rights of a file that was changed; all else needs a new server.
+        """Takes the tokens and the revoked rights of a file that was changed, and reads references again; all else needs a new
+        server.
 
         Guarantee: once it returns, no request is answered by a token that is gone or by rights that were revoked, whatever was
         open before: conversations are refused at their next message, running answers end, and states of split answers too.
@@ -438,6 +500,8 @@ class Service:
         self._rounds += 1
         for running in list(self._running):
             self._judge_again(running)
+        if self.generations is not None:
+            self.generations.reread()
 
     def refresh(self) -> None:
         """Judges by the newest export from now on, and lets go of what was withdrawn by it.
@@ -461,6 +525,8 @@ class Service:
         """Drops what the gate does not stand behind any more."""
         gone = {name for name in self.gate.artifacts if self.gate.closed is not None or self.gate.withdrawn(name)}
         self.artifacts.drop(gone)
+        if self.generations is not None:
+            self.generations.drop(gone)
         if self.encrypted is not None:
             for name in gone:
                 self.encrypted.drop(name)
@@ -492,6 +558,8 @@ class Service:
     def close(self) -> None:
         """Ends what runs, settles it, and closes the budget."""
         self.draining = True
+        if self.generations is not None:
+            self.generations.close()
         self.scheduler.close()
         if self.splits is not None:
             self.splits.sweep(0)

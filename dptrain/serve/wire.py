@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from attest.errors import AttestError
 from dptrain.errors import ConfigError, DptrainError, NotPaid
 from dptrain.inference.he.scheme import EncryptionRefused
+from ledger.budget.leaves import CONTRIBUTION
 from ledger.errors import AccountantError, BudgetExhausted, LedgerBusy, LedgerError, ReleaseRefused, RightsRefused
 
 POLICY_CLOSE: Final = 4403
@@ -20,6 +21,8 @@ POLICY_CLOSE: Final = 4403
 
 MOST_TEXT: Final = 1 << 20
 """Characters of one prompt or message; the limit on the body is usually met first."""
+
+NO_TEXTS: Final = "no references are left that can pay for a text here; what is spent does not come back"
 
 SESSION: Final = r"^[a-z0-9._/-]{1,64}$"
 
@@ -79,6 +82,8 @@ def refused(error: Exception) -> Refused:
     if isinstance(error, Refused):
         return error
     if isinstance(error, BudgetExhausted):
+        if error.unit == CONTRIBUTION:  # of one reference nothing is told
+            return Refused(403, "privacy_budget_exhausted", error.code, NO_TEXTS)
         left = max(0, error.cap - error.spent)
         amounts: dict[str, Any] = {"unit": error.unit, "spent": error.spent, "cap": error.cap, "left": left}
         amounts["asked"] = error.asked
@@ -116,6 +121,9 @@ def _as_list(value: Any) -> Any:
 def _alone(value: Any) -> Any:
     """Returns the one text of a list of one."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+Label = Annotated[str, Field(max_length=200)]
 
 
 class Asking(Asked):
@@ -176,6 +184,24 @@ class Chat(Asking):
     messages: Annotated[list[Message], Field(min_length=1, max_length=1000)]
 
 
+class Generate(Asked):
+    """Is the body of ``POST /v1/dp/generations``: what a text costs, and by which noise it is drawn, is the server's alone."""
+
+    generation: Annotated[str, Field(max_length=200, description="As GET /v1/models lists them, with their labels.")]
+    labels: Annotated[
+        dict[Label, Label], Field(max_length=16, description="A word for each label, out of the server's lists.")
+    ] = {}
+    stream: bool = False
+    rights: Annotated[
+        str | None, Field(max_length=20_000, description="Signed rights envelope, base64url; else the header Dptrain-Rights.")
+    ] = None
+
+    @property
+    def model(self) -> str:
+        """The generation, where an answer names its model."""
+        return self.generation
+
+
 class SplitStart(Asked):
     """Is the body of ``POST /v1/split``: pays for the states of one answer."""
 
@@ -192,6 +218,7 @@ class Opening(Asked):
     token: Annotated[str | None, Field(max_length=200)] = None
     completion: Completion | None = None
     chat: Chat | None = None
+    generation: Generate | None = None
 
 
 def stamp() -> int:
@@ -199,7 +226,9 @@ def stamp() -> int:
     return int(time.time())
 
 
-def whole(request: Asking, identity: str, text: str, finish: str, usage: Mapping[str, int], privacy: Mapping[str, Any]) -> dict:
+def whole(
+    request: "Asking | Generate", identity: str, text: str, finish: str, usage: Mapping[str, int], privacy: Mapping[str, Any]
+) -> dict[str, Any]:
     """Returns a whole answer."""
     chat = isinstance(request, Chat)
     content: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
@@ -214,7 +243,7 @@ def whole(request: Asking, identity: str, text: str, finish: str, usage: Mapping
     }
 
 
-def chunk(request: Asking, identity: str, text: str, finish: str | None = None, **more: Any) -> dict[str, Any]:
+def chunk(request: "Asking | Generate", identity: str, text: str, finish: str | None = None, **more: Any) -> dict[str, Any]:
     """Returns one piece of a streamed answer. ``more``: ``privacy`` with the first piece, ``usage`` with the last."""
     chat = isinstance(request, Chat)
     content: dict[str, Any] = {"delta": {"content": text} if text else {}} if chat else {"text": text}

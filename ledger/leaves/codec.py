@@ -17,6 +17,7 @@ from ledger.accountants.table import OWN_LIBRARIES
 from ledger.errors import LeafRefused
 from ledger.leaves import records
 from ledger.leaves.header import SCHEMA, AccountantInfo, Header, HeaderBlock
+from ledger.leaves.kinds import as_leaf
 
 Record = (
     records.Admit
@@ -259,7 +260,7 @@ def _header(value: list[Any]) -> Header:
 
 def _policy(payload: Any, accountant: Any) -> Policy:
     try:
-        return Policy.from_cbor(payload)
+        policy = Policy.from_cbor(payload)
     except AttestError as error:
         code, named = "POLICY", ""
         if error.code == NOT_INSTALLED:
@@ -267,6 +268,8 @@ def _policy(payload: Any, accountant: Any) -> Policy:
             own = about.library in OWN_LIBRARIES
             code, named = NOT_INSTALLED, "" if own else f"; the header names {about.library} {about.version}"
         raise LeafRefused(code, f"the policy in the header is refused: {error.sentence}{named}") from error
+    with as_leaf("POLICY_UNSUPPORTED"):
+        return policy.for_training()
 
 
 def _blocks(groups: Any, rows: Any, policy: Policy) -> tuple[HeaderBlock, ...]:

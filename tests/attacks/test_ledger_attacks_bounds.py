@@ -44,7 +44,7 @@ from tests.worlds.attested_ledgers import (
     registry_bytes,
     spec_of,
 )
-from tests.worlds.ledgers import OTHER_KEY, OWNER_KEY, SIGNER, START
+from tests.worlds.ledgers import GENERATING, OTHER_KEY, OWNER_KEY, SIGNER, START, signed_policy
 from tests.worlds.registries import RegistryBytes, continued, load, put, registry_file, signed_behind_the_back
 
 MALLORY = Ed25519PrivateKey.from_private_bytes(b"\x6d" * 32)
@@ -251,6 +251,35 @@ def class_of_no_policy(told: Told) -> None:
     told.say(0, descriptor_hash=changed.digest(), attestation_hash=signed.digest())
 
 
+def not_signed_to_be_trained_on(told: Told) -> None:
+    told.put(0, attestation(1, purposes=("generate",)))
+
+
+def training_said_to_be_signed_too(told: Told) -> None:
+    """Leaf and hashes fit terms in which it is; the signature is over those in which it is not."""
+    told.put(0, attestation(1, purposes=("generate",)))
+    terms, signature = told.shown[0]
+    resigned(told, 0, replace(terms, signed=replace(terms.signed, purposes=("generate", "train"))), signature)
+
+
+def purposes_left_out(told: Told) -> None:
+    """As above, with no purposes at all, which means to train."""
+    told.put(0, attestation(1, purposes=("generate",)))
+    terms, signature = told.shown[0]
+    resigned(told, 0, replace(terms, signed=replace(terms.signed, purposes=None)), signature)
+
+
+def of_a_class_that_only_generates(told: Told) -> None:
+    """Its contributor signed to train too, and the policy does not train the class."""
+    told.header["policy"] = attested_policy(classes=(*signed_policy().policy.classes, GENERATING))
+    bounds = {"clip_norm_micro": 1_000_000, "noise_multiplier_micro": 9_000_000, "purposes": ("generate", "train")}
+    changed = replace(attestation(1, **bounds).opened(), admissibility_class="texts")
+    signed = sign_descriptor(changed, CONTRIBUTORS["bob"])
+    told.put(0, signed_by(CONTRIBUTORS["bob"], 1))
+    told.shown[0] = shown_of(signed)
+    told.say(0, descriptor_hash=changed.digest(), attestation_hash=signed.digest(), sigma_micro=9_000_000)
+
+
 def too_many_examples(told: Told) -> None:
     told.put(0, attestation(1, max_examples=5))
 
@@ -420,6 +449,10 @@ LIES: list[tuple[Callable[[Told], None], str, str]] = [
     (clip_above_its_class, "CLIP_ABOVE_CLASS", nth(0)),
     (noise_below_its_class, "NOISE_BELOW_CLASS", nth(2)),
     (class_of_no_policy, "CLASS_UNKNOWN", nth(0)),
+    (not_signed_to_be_trained_on, "PURPOSE", nth(0)),
+    (training_said_to_be_signed_too, "SIG_BAD", nth(0)),
+    (purposes_left_out, "SIG_BAD", nth(0)),
+    (of_a_class_that_only_generates, "CLASS_UNKNOWN", nth(0)),
     (too_many_examples, "EXAMPLES", nth(0)),
     (a_length_that_the_class_does_not_offer, "PUBLIC_LENGTH", nth(0)),
     (signed_as_public, "CLIP_ABOVE_CLASS", nth(0)),

@@ -46,7 +46,7 @@ TERMS = {
     "corpus": IDS,
     "max_occurrences": st.integers(0, MAX_COUNT),
     "max_examples": st.none() | COUNTS,
-    "purposes": st.none() | st.just(("train",)),
+    "purposes": st.sampled_from([None, ("train",), ("generate",), ("generate", "train")]),
 }
 
 

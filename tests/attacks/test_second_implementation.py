@@ -4,6 +4,7 @@ import ast
 import hashlib
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from tests.attacks.mutations import Mutator, claimed_content, make_originals, pa
 from tests.attacks.scene import commitments, make_scene, opening_fields, sealed, signed
 from tests.attacks.scene import descriptor_fields as fields_of
 from tests.attacks.scene import header_fields as header_of
+from tests.attest.test_purposes import purposes_of
 from tests.reference import second_gate
 from tests.vectors.published import vectors
 from tests.worlds.gate import ALICE, CONTENT, CORPUS, NOW
@@ -109,10 +111,30 @@ def test_mutations_that_a_contributor_signs():
     assert {"ADMITTED", "AUDIENCE", "CLIP_ABOVE_CLASS", "NOISE_BELOW_CLASS", "WINDOW", "SCHEMA", "TYPE", "OPENING"} <= codes
 
 
+@pytest.mark.parametrize("served", [("train",), ("generate",), ("generate", "train")], ids="+".join)
+@pytest.mark.parametrize("purpose", ["train", "generate"])
+def test_uses_are_judged_alike_whatever_is_signed_and_whatever_the_class_has(purpose, served):
+    digest = hashlib.sha256(CONTENT).digest()
+    policy = purposes_of(SCENE.policy, sensitive=served)
+    rules = replace(rules_of(replace(SCENE, policy=policy)), purpose=purpose)
+    admitted = 0
+    for size in range(4):
+        for words in (None, *map(list, itertools.permutations(("generate", "query", "train"), size))):
+            attestation = signed({} if words is None else {16: words})
+            found = decide(
+                attestation, digest, policy=policy, registry=SCENE.registry, now=NOW, seen=Seen(), purpose=purpose
+            )
+            first = "ADMITTED" if isinstance(found, Admission) else str(found.code)
+            assert second_gate.judge(*parts_of(attestation), digest, rules, NOW) == first, words
+            admitted += first == "ADMITTED"
+    assert (admitted > 0) == (purpose in served)
+
+
 NUMBERS = (0, 1, 4, 5, 9_999, 10_000, 10**6, 10**6 + 1, 1_099_999, 1_100_000, 2**32, 2**53, -1)
 MOMENTS = (NOW - 1, NOW, NOW + 1, NOW + 90 * 86400)
-OTHERS = (True, None, 1.0, "", "alice", "bob", "open", "sensitive", CORPUS, "A", bytes(16), bytes(32), b"", [], {}, ["train"])
-VALUES = st.sampled_from([*NUMBERS, *MOMENTS, *OTHERS])
+OTHERS = (True, None, 1.0, "", "alice", "bob", "open", "sensitive", CORPUS, "A", bytes(16), bytes(32), b"", [], {})
+WORDS = (["train"], ["generate"], ["generate", "train"], ["query", "train"], ["train", "generate"])
+VALUES = st.sampled_from([*NUMBERS, *MOMENTS, *OTHERS, *WORDS])
 
 
 @settings(max_examples=400, deadline=None)

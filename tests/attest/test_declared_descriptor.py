@@ -23,7 +23,7 @@ PLAIN = SignedDescriptor(
 VALUES = [
     -1, 0, 1, 7, 2**32 - 1, 2**32, 10**12 - 1, 10**12, 10**15, 10**15 + 1, 253402300799, 253402300800, True, 1.0, "",
     "open", "Open", "a" * 65, b"", bytes(31), bytes(32), bytes(33), ("train",), ("generate",), (),
-    ("train", "generate"), ("sell",), ["train"],
+    ("query",), ("generate", "train"), ("train", "generate"), ("sell",), ["train"],
 ]  # fmt: skip
 
 OPENED = ContributionDescriptor(

@@ -31,6 +31,7 @@ VARIANTS = (
     TEMPLATE,
     replace(TEMPLATE, principal="family", max_occurrences=70_000),
     replace(TEMPLATE, max_epsilon_micro=3_000_000, max_delta_pico=10**6, max_examples=4, purposes=("train",)),
+    replace(TEMPLATE, purposes=("generate", "train"), public_length=512),
 )
 
 

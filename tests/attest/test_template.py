@@ -43,7 +43,7 @@ def templates(draw):
         max_examples=draw(st.none() | integers(1, MAX_COUNT)),
         max_epsilon_micro=limit[0],
         max_delta_pico=limit[1],
-        purposes=draw(st.none() | st.just(("train",))),
+        purposes=draw(st.sampled_from([None, ("train",), ("generate",), ("generate", "train")])),
     )
 
 

@@ -32,7 +32,7 @@ def test_the_command_tree_is_complete():
         *(f"ledger {verb}" for verb in ("show", "trace", "export", "verify", "prove", "verify-proof", "withdraw", "report")),
         *(f"ledger {verb}" for verb in ("cosign", "merge", "auditor-key", "init", "fsck", "rotate-key", "retain", "set-clock")),
         *(f"ledger {verb}" for verb in ("witness-request", "witness-answer", "monitor")),
-        *("check", "gate", "plan", "account", "calibrate", "train", "release", "serve", "demo", "quickstart"),
+        *("check", "gate", "plan", "account", "calibrate", "train", "generate", "release", "serve", "demo", "quickstart"),
     }
 
 

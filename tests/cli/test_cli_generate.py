@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from attest.schema.plain import visible
 from dptrain.inference.invisibleink import Plan
 from dptrain.inference.invisibleink.formulas import nano_rho
+from dptrain.inference.invisibleink.tasks import names
 from ledger.budget.log import BudgetLog
 from ledger.budget.rho import epsilon_of_rho
 from ledger.storage.place import Place
-from tests.worlds.text_runs import NUMBERS, lines_of, write_labels, write_references, write_world
+from tests.worlds.text_runs import NUMBERS, TASK, lines_of, write_labels, write_references, write_world
 
 PLAN = Plan.for_epsilon(8.0, delta=1e-6, batch=3, tokens=6)
 _TREE = str(Path(__file__).resolve().parents[2])
@@ -85,8 +87,6 @@ def test_texts_are_made_one_after_the_other_until_so_many_are_there(shell, typed
 def test_one_text_is_shown_as_it_comes_and_nothing_in_it_moves_the_cursor(shell, typed):
     shown = shell.run(*typed, "--out", "run", "--one").stdout
     [text] = lines_of(shell.directory / "run/texts.jsonl")
-    from attest.schema.plain import visible
-
     assert visible(text["text"], lines=True) in shown
     assert not any(ord(char) < 32 and char != "\n" for char in shown)
     assert shell.json(*typed, "--out", "run", "--one")["texts"] == 2
@@ -215,6 +215,7 @@ def test_what_has_no_proof_is_refused_by_name_before_anything_is_paid(shell, typ
         (["--out", "run", "--class", "sensitive"], "goes with --policy"),
         (["--out", "run", "--top-k", "some"], "--top-k is a whole number or all"),
         (["--out", "run", "--word", "mood"], "NAME=WORD"),
+        (["--out", "run", "--minibatch", "5"], "of 4 rows"),
     ],
 )
 def test_options_that_do_not_go_together_are_wrong_use(shell, typed, options, said):
@@ -228,6 +229,21 @@ def test_without_a_model_or_references_it_says_what_to_give(shell, typed):
     assert "texts_at_most" not in shell.json(*without(words, "--model"), "--plan")
 
 
+def test_a_label_that_no_batch_has_is_told_with_those_that_have_one(shell, typed):
+    write_labels(shell.directory / "labels.csv")
+    for last in (["--plan"], ["--out", "run"]):
+        refused = shell.json(*typed, "--labels", "labels.csv", "--label", "north", *last, code=1)["error"]
+        assert refused["code"] == "LABEL" and "'calm', 'loud'" in refused["sentence"]
+    told = shell.json(*typed, "--labels", "labels.csv", "--label", "loud", "--out", "run")
+    assert told["texts"] == 1
+    assert [one["label"] for one in lines_of(shell.directory / "run/texts.jsonl")] == ["loud"]
+
+
+def test_the_help_names_every_task_that_comes_along(shell):
+    shown = " ".join(shell.run("generate", "--help").output.replace("│", " ").split())
+    assert f".toml file, or {', '.join(names())}." in shown
+
+
 def test_another_set_of_references_in_the_same_folder_is_refused(shell, typed):
     shell.run(*typed, "--out", "run", "--texts", "1")
     write_references(shell.directory / "refs.jsonl", 11)
@@ -236,11 +252,37 @@ def test_another_set_of_references_in_the_same_folder_is_refused(shell, typed):
 
 def test_a_budget_elsewhere_outlives_the_run_and_another_run_pays_from_it(shell, typed):
     shell.run(*typed, "--out", "one", "--budget", "safe.db", "--texts", "2")
+    assert shell.json(*plan_of(typed), "--plan", "--budget", "safe.db")["texts_left"] == 1
     told = shell.json(*typed, "--out", "two", "--budget", "safe.db", code=0)
     assert (told["texts"], told["exhausted"]) == (1, True)
     assert shell.json(*typed, "--out", "three", "--budget", "safe.db", code=1)["texts"] == 0
-    assert shell.json(*plan_of(typed), "--plan", "--budget", "safe.db")["texts_at_most"] == 3
+    planned = shell.json(*plan_of(typed), "--plan", "--budget", "safe.db")
+    assert (planned["texts_at_most"], planned["texts_left"]) == (3, 0)
     shell.run("ledger", "verify", "two/export", "--key", "two/budget.pub")
+
+
+def test_a_log_whose_key_is_not_there_is_refused_before_anything_is_paid(shell, typed):
+    shell.run(*typed, "--out", "one", "--budget", "safe.db", "--budget-key", "far.key", "--texts", "1")
+    shell.run("attest", "keygen", "other")
+    for key in ([], ["--budget-key", "other.key"]):
+        refused = shell.json(*typed, "--out", "two", "--budget", "safe.db", *key, code=1)["error"]
+        assert refused["code"] == "BUDGET" and "--budget-key" in refused["sentence"]
+    told = shell.json(*typed, "--out", "two", "--budget", "safe.db", "--budget-key", "far.key")
+    assert told["texts"] == 2
+
+
+def test_a_delta_above_one_over_the_references_is_cautioned(shell, typed):
+    assert shell.json(*plan_of(typed), "--plan")["cautions"] == []
+    words = [*without(plan_of(typed), "--delta"), "--delta", "0.1", "--plan"]
+    [caution] = shell.json(*words)["cautions"]
+    assert "not below one over 10 references" in caution and caution in shell.run(*words).stdout.replace("\n", " ")
+
+
+def test_one_text_is_shown_with_its_opening_words(shell, typed):
+    shell.write("task.toml", 'opening = "I say: "\n' + TASK)
+    shown = shell.run(*typed, "--out", "run", "--one").stdout
+    [text] = lines_of(shell.directory / "run/texts.jsonl")
+    assert text["text"].startswith("I say: ") and shown.startswith(visible(text["text"], lines=True))
 
 
 def test_a_shipped_task_asks_for_its_words(shell):

@@ -16,6 +16,7 @@ from dptrain.errors import ContentChanged
 from dptrain.inference.invisibleink.references import References
 from ledger.budget.log import BudgetLog
 from ledger.storage.place import Place
+from tests.worlds.commands import record
 from tests.worlds.text_runs import TASK, TEXTS, lines_of, model_folder
 
 POLICY = """
@@ -86,7 +87,14 @@ def test_the_whole_way_from_a_signature_to_what_an_auditor_finds_of_it(clinic):
     told = run(clinic)
     assert (told["texts"], told["references"]) == (2, 7)
     assert told["epsilon"] < told["epsilon_cap"]
-    clinic.run("ledger", "verify", told["export"], "--key", told["key"])
+    found = clinic.json(*told["verify"].split()[1:])
+    assert [one["verified"] for one in found["generation"]] == [7]
+    assert found["verdict"].startswith("FULL") and found["reserves"] == 6
+    signed = ["--attestation", "corpus/notes.jsonl.attest"]
+    mine = clinic.json("ledger", "show", told["export"], "--key", told["key"], *signed)
+    charged = sorted((one["spent_nano"], [text["computed"] for text in one["texts"]]) for one in mine["contributions"])
+    assert charged[0] == (0, []) and len(charged) == 7
+    assert all(nano == sum(computed) * 13_888_889 > 0 for nano, computed in charged[1:])
     with BudgetLog.open(Place.of(clinic.directory / "run/budget.db"), read_only=True) as log:
         [rule] = log.header.generation
         assert (rule.name, rule.references, rule.tokens, rule.max_rho_nano) == ("notes", 3, 6, 170_000_000)
@@ -153,7 +161,16 @@ def test_the_signed_data_class_is_a_public_label(clinic):
     assert "--labels data-class" in refused["sentence"]
 
 
-def test_a_contribution_that_was_withdrawn_in_the_ledger_makes_no_text(clinic):
+def test_a_contribution_that_was_withdrawn_in_the_training_ledger_is_refused(clinic):
+    sign(clinic, "notes", texts(4), purpose=("generate", "train"))
+    record(clinic)
+    words = ("attest", "withdraw", "corpus/notes.jsonl.attest", "--key", "owner.key", "--record", "1")
+    clinic.run("ledger", "withdraw", "ledger.db", clinic.json(*words)["withdrawals"][0]["path"])
+    told = run(clinic, "--ledger", "ledger.db")
+    assert (told["references"], told["refused"]) == (3, {"WITHDRAWN": 1})
+
+
+def test_a_contribution_that_was_withdrawn_in_the_budget_log_makes_no_text_any_more(clinic):
     sign(clinic, "notes", texts(4))
     with open(clinic.directory / "corpus/notes.jsonl.attest", "rb") as stream:
         first = next(read_sequence(stream)).read().digest()
@@ -185,6 +202,13 @@ def test_what_was_withdrawn_is_not_among_the_references(clinic):
     first = bytes.fromhex(judged(clinic).rows[0].id)
     found = judged(clinic, withdrawn={first})
     assert len(found) == 3 and found.refused == {"WITHDRAWN": 1}
+
+
+def test_the_text_of_a_row_stands_in_the_field_that_is_named_and_a_row_without_it_is_null(clinic):
+    sign(clinic, "notes", ["a red boat"])
+    assert [one.text for one in judged(clinic)] == ["a red boat"]
+    assert [one.text for one in judged(clinic, field="note")] == [""]
+    assert clinic.json(*GENERATE, "--field", "note", "--plan", code=1)["error"]["code"] == "BATCH"
 
 
 def test_several_corpora_are_judged_as_one_so_that_no_content_comes_twice(clinic):

@@ -131,6 +131,22 @@ def test_two_processes_that_share_a_log_pay_for_every_batch_once(references, log
             one.stream(ink)
 
 
+def test_a_batch_that_another_process_pays_with_meanwhile_is_passed_over(references, log):
+    first, second, _ = references.batches(3, SALT)[None]
+    pool = Pool(references, PLAN, log, SALT)
+
+    class Slower(Ink):
+        def stream(self, texts, meter, *, labels=None):
+            if not self.paid:
+                self.paid.append("another")
+                log.reserve_each([one.unit for one in first], NAME, PLAN.tokens, rho_nano=PLAN.nano_rho)
+            return super().stream(texts, meter, labels=labels)
+
+    ink = Slower()
+    pool.stream(ink)
+    assert ink.paid == ["another", tuple(one.unit.name for one in second)]
+
+
 def test_a_label_is_public_and_one_without_a_batch_is_refused_by_name(tmp_path, log):
     rows = write_references(tmp_path / "refs.jsonl", 10)
     listed = References.read(rows, salt=SALT, labels=write_labels(tmp_path / "l.csv", labels=("calm",) * 4 + ("loud",)))

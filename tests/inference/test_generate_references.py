@@ -111,9 +111,10 @@ def test_the_digest_follows_from_ids_and_labels(tmp_path, rows):
 def test_a_label_of_the_row_itself_is_refused_because_it_is_part_of_the_payload(tmp_path, rows):
     listed = tmp_path / "listed.jsonl"
     listed.write_text(json.dumps({"id": "r0", "label": "calm", "text": "a red boat"}) + "\n")
-    for labels in (rows, "ward", listed):
+    plain = write_references(tmp_path / "rows.txt")
+    for path, labels in ((rows, rows), (plain, plain), (rows, "ward"), (rows, listed)):
         with pytest.raises(ConfigError, match="payload") as refused:
-            References.read(rows, salt=SALT, labels=labels)
+            References.read(path, salt=SALT, labels=labels)
         assert refused.value.code == "LABEL_PRIVATE"
 
 

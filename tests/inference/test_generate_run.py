@@ -4,6 +4,7 @@ import json
 import os
 import stat
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
@@ -20,7 +21,6 @@ from ledger.budget.audit import verify_budget
 from ledger.budget.log import BudgetLog
 from ledger.errors import AccountantError
 from ledger.storage.place import Place
-from tests.worlds.ink import model, tokenizer
 from tests.worlds.text_runs import SALT, lines_of, model_folder, spent_by, write_labels, write_references
 
 TASK = Task("Say it.", "[[Of {reference}: ]]Say it.", 20)
@@ -46,8 +46,13 @@ def opened(folder: Path, *, rows="refs.jsonl", plan=PLAN, task=TASK, named=NAMED
             yield found
 
 
+@cache
+def loaded():
+    return load(str(model_folder()))[:2]
+
+
 def ink(plan=PLAN, task=TASK):
-    return InvisibleInk(model(), tokenizer(), task, plan)
+    return InvisibleInk(*loaded(), task, plan)
 
 
 @pytest.fixture
@@ -220,7 +225,7 @@ def test_another_salt_beside_the_same_log_is_refused_because_ids_would_be_fresh_
     salt.unlink()
     with pytest.raises(ResumeRefused, match="spent nothing") as refused, opened(world):
         pass
-    assert refused.value.code == "SALT"
+    assert refused.value.code == "SALT" and not salt.exists()
     salt.write_bytes(SALT)
     salt.chmod(0o600)
     with pytest.raises(ResumeRefused, match="another salt") as refused, opened(world):

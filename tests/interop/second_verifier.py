@@ -4135,7 +4135,8 @@ def judge(world, row):
     """Judge one attestation as a gate does, by itself."""
     now = row.get("now", 1800000000)
     need(type(now) is int and 0 <= now <= LAST_MOMENT, "CLOCK")
-    payload, policy_message = (bytes.fromhex(world["policy"][key]) for key in ("payload", "sign1"))
+    signed_policy = world["generating" if "purpose" in row else "policy"]
+    payload, policy_message = (bytes.fromhex(signed_policy[key]) for key in ("payload", "sign1"))
     owner_key = bytes.fromhex(world["owner"])
     owner = read_message(policy_message)[1]
     check_message(policy_message, "policy", payload, owner_key, owner)

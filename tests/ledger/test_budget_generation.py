@@ -3,6 +3,7 @@
 import hashlib
 import subprocess
 import sys
+import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from fractions import Fraction
@@ -14,8 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attest import signed_file
+from attest.attestation import Attestation
 from attest.descriptor import MAX_MICRO, TRAIN
 from attest.policy import SignedPolicy
+from attest.withdrawal import Withdrawal, sign_withdrawal
 from ledger import layout
 from ledger.budget import GenerationRule, Unit
 from ledger.budget.audit import verify_budget
@@ -33,7 +37,7 @@ from ledger.proofs.prover import ExportReader
 from ledger.storage.place import Place
 from tests.worlds import budgets
 from tests.worlds.commands import Shell
-from tests.worlds.gate import NOW, OWNER, registry_bytes
+from tests.worlds.gate import ALICE, BOB, CORPUS, NOW, OWNER, registry_bytes
 from tests.worlds.generating import (
     BY_PAPERS,
     FOUR,
@@ -365,6 +369,38 @@ def test_an_auditor_with_policy_and_registry_says_full_and_one_without_says_whos
     assert {one.code for one in audited(export, **{**papers, "owner_key": None}).findings} == {"OWNER_KEY"}
 
 
+def test_a_rule_of_a_policy_that_was_not_given_is_told(tmp_path: Path) -> None:
+    """Two rules, and the policy of one of them."""
+    other = GenerationRule.of(signed(tokens=TOKENS + 1), "sensitive")
+    with created(tmp_path / "b.db", generation=[RULE, replace(other, name="zeal")]) as log:
+        report = audited(export_budget(log, tmp_path / "export"), **brought(tmp_path / "papers"))
+    assert (report.verdict, report.qualifiers) == ("TOLD", ("RULES_TOLD",))
+    assert [row.signed for row in report.generation] == [True, False]
+
+
+def test_what_a_contribution_spent_in_several_logs_is_added_up(tmp_path: Path) -> None:
+    """Each log holds its own cap; the owner signed one for all texts together."""
+    papers = brought(tmp_path / "papers")
+
+    def log(name: str, texts: int) -> Path:
+        with created(tmp_path / f"{name}.db", log_id=name.encode() * 16) as made:
+            made.admit(FOUR[:2], now=NOW)
+            for _ in range(texts):
+                text_of(made, [ONE])
+            made.close_epoch(SIGNER, now=NOW)
+            return export_budget(made, tmp_path / name)
+
+    two, one, more = log("a", 2), log("b", 1), log("c", 1)
+    alone = audited(two, **papers)
+    assert alone.verdict == "FULL" and any("other logs" in note for note in alone.notes)
+    both = audited(two, **papers, others=[one])
+    assert both.verdict == "FULL" and not any("other logs" in note for note in both.notes)
+    [found] = audited(two, **papers, others=[one, more]).findings
+    assert found.code == "TOGETHER" and ONE.name in found.sentence and str(4 * TOKENS * TOKEN) in found.sentence
+    assert {one.code for one in audited(two, **papers, others=[two]).findings} == {"OTHER"}
+    assert {one.code for one in audited(two, **papers, others=[tmp_path]).findings} == {"OTHER"}
+
+
 @pytest.mark.parametrize("name", LIES)
 def test_every_lie_about_consent_is_found(name: str, leaves: list[Leaf], tmp_path: Path) -> None:
     change, expected = LIES[name]
@@ -386,6 +422,31 @@ def test_a_key_that_was_revoked_before_the_leaf_consents_to_nothing(leaves: list
         put(tmp_path / "papers" / "registry.cbor", file)
         report = audited(honest, **papers)
         assert {finding.code for finding in report.findings} == expected, report.findings
+    # Bob's contribution was admitted before, and pays for a text at the very second from which his key is revoked.
+    assert (report.verdict, report.qualifiers) == ("FULL", ("KEY_REVOKED",))
+
+
+def test_a_signed_withdrawal_that_no_leaf_enters_is_told(export: Path, tmp_path: Path) -> None:
+    papers = brought(tmp_path / "papers")
+
+    def given(name: str, attestation: Attestation, key: Any, signer: str, corpus: str = CORPUS) -> Any:
+        withdrawal = Withdrawal(hashlib.sha256(attestation.descriptor).digest(), corpus, NOW + 1, "consent")
+        folder = tmp_path / name
+        folder.mkdir()
+        signed_file.write(folder / "one.withdrawal", *sign_withdrawal(withdrawal, key, signer=signer))
+        report = audited(export, **papers, withdrawals=folder)
+        assert not report.findings
+        return report.qualifiers, [note for note in report.notes if "withdrawal" in note]
+
+    told, notes = given("entered", FOUR[2], ALICE, "alice")
+    assert (told, notes) == ((), [])
+    told, [note] = given("late", FOUR[1], ALICE, "alice")
+    assert told == ("WITHDRAWAL_UNENTERED",) and TWO.name in note
+    assert given("owner", FOUR[1], OWNER, "owner")[0] == ("WITHDRAWAL_UNENTERED",)
+    for name, key, corpus in (("another contributor", BOB, CORPUS), ("another corpus", ALICE, "another")):
+        told, [note] = given(name, FOUR[1], key, "alice", corpus)
+        assert told == () and "nothing shows" in note
+    assert given("not admitted", attested(9), ALICE, "alice") == ((), [])
 
 
 def test_what_was_charged_to_a_contribution_is_found_by_its_digest_alone(export: Path) -> None:
@@ -419,6 +480,41 @@ def test_the_commands_say_what_was_charged_and_whether_signatures_were_checked(e
     found = shell.json("ledger", "show", *asked, *mine)
     assert [row["account"] for row in found["contributions"]] == [TWO.name, THREE.name]
     shell.run("ledger", "show", *asked, "--withdrawn", code=2)
+
+
+def test_the_command_enters_what_a_contributor_or_the_owner_signed_while_others_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: NOW + 5.0)
+    shell, folder = Shell(tmp_path), tmp_path / "papers"
+    brought(folder)
+
+    def signed_by(name: str, key: Any, signer: str, attestation: Attestation = FOUR[0]) -> str:
+        withdrawal = Withdrawal(hashlib.sha256(attestation.descriptor).digest(), CORPUS, NOW, "consent")
+        signed_file.write(tmp_path / name, *sign_withdrawal(withdrawal, key, signer=signer))
+        return str(tmp_path / name)
+
+    database = str(tmp_path / "b.db")
+    asked = ["ledger", "withdraw", database]
+    owner, registry = ["--owner-key", str(folder / "owner.pub")], ["--registry", str(folder / "registry.cbor")]
+    mine, other = signed_by("mine", ALICE, "alice"), signed_by("other", BOB, "alice")
+    owners, nobodys = signed_by("owners", OWNER, "owner", FOUR[1]), signed_by("nobodys", OWNER, "owner", attested(9))
+    with created(tmp_path / "b.db") as log:
+        log.admit(FOUR, now=NOW)
+        shell.run(*asked, mine, *registry, code=2)
+        for path, more, code in (
+            (mine, owner, "WITHDRAWAL_UNPROVEN"),
+            (other, [*owner, *registry], "WITHDRAWAL_UNPROVEN"),
+            (nobodys, owner, "WITHDRAWAL_UNMATCHED"),
+        ):
+            assert shell.json(*asked, path, *more, code=1)["error"]["code"] == code
+        refused_whole = shell.json(*asked, owners, mine, *owner, code=1)
+        assert refused_whole["error"]["code"] == "WITHDRAWAL_UNPROVEN" and not kinds(log, Withdrawn)
+        found = shell.json(*asked, mine, owners, *owner, *registry)["withdrawn"]
+        assert [row["descriptor_hash"] for row in found] == [ONE.name, TWO.name]
+        refused("WITHDRAWN", text_of, log, [THREE, ONE], now=NOW + 5)
+        text_of(log, [THREE, FOURTH], now=NOW + 5)
+        assert {leaf.account.hex() for leaf in kinds(log, Withdrawn)} == {ONE.name, TWO.name}
 
 
 def test_a_refused_leaf_of_consent_changes_nothing(leaves: list[Leaf]) -> None:

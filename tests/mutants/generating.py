@@ -96,7 +96,7 @@ GENERATED = (
     Mutant(
         "what another process has spent is passed over", POOL, "                if self.pays(batch):\n",
         "                if True:\n",
-        T_POOL + "test_two_processes_that_share_a_log_pay_for_every_batch_once",
+        T_POOL + "test_a_batch_that_another_process_pays_with_meanwhile_is_passed_over",
     ),
     Mutant(
         "a text costs no more than its rule lets it", PLAN, "if (cost := made.tokens * made.nano_rho) > rule.max_rho_nano:",
@@ -106,7 +106,7 @@ GENERATED = (
     Mutant("a log has one salt", PURSE, "elif pin(salt) not in known.parameters:", "elif False:", _SALTED),
     Mutant("a lost salt is not made anew", PURSE, "        if self.log.exists():\n            sentence",
            "        if False:\n            sentence", _SALTED),
-    Mutant("a salt is for its owner alone", PURSE, "atomic_write(path, salt, 0o600)", "atomic_write(path, salt, 0o644)",
+    Mutant("a salt is for its owner alone", PURSE, "os.O_CREAT | os.O_EXCL, 0o600)", "os.O_CREAT | os.O_EXCL, 0o644)",
            T_RUN + "test_the_folder_tells_no_id_of_a_reference_and_the_salt_is_for_its_owner_alone"),
     Mutant(
         "attested references stand in the log with what was signed", PURSE, "            if references.rule is not None:\n"

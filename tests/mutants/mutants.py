@@ -4,6 +4,8 @@ from tests.mutants.attested import ATTESTED
 from tests.mutants.audited import BOUNDS, FIGURES, RELEASES
 from tests.mutants.beside import BESIDE, IN_THEIR_PLACE
 from tests.mutants.clipped import CLIPPED
+from tests.mutants.consent import CONSENT
+from tests.mutants.contributions import CONTRIBUTIONS
 from tests.mutants.correlated import CORRELATED
 from tests.mutants.generating import GENERATED
 from tests.mutants.ink import FROM_REFERENCES
@@ -876,6 +878,7 @@ GROUPS = {
     "half precision": HALF,
     "beside the ledger": BESIDE,
     "what contributors signed": ATTESTED,
+    "consent to a use": CONSENT,
     "the ledger in its place": IN_THEIR_PLACE,
     "bounds in an audit": BOUNDS,
     "figures of an audit": FIGURES,
@@ -885,6 +888,7 @@ GROUPS = {
     "the gate before a model": GATED,
     "the server": SERVING,
     "text from references": FROM_REFERENCES,
+    "the budget of contributions": CONTRIBUTIONS,
     "runs of texts": GENERATED,
 }
 """Mutants by what they break."""

@@ -10,6 +10,12 @@ PROGRAM = "dptrain/serve/program.py"
 SCHEDULER = "dptrain/serve/scheduler.py"
 SERVICE = "dptrain/serve/service.py"
 REMOTE = "dptrain/inference/remote.py"
+CONFIG = "dptrain/serve/config.py"
+METRICS = "dptrain/serve/metrics.py"
+WIRE = "dptrain/serve/wire.py"
+DRAWING = "dptrain/serve/generations/drawing.py"
+OFFERED = "dptrain/serve/generations/offered.py"
+SOURCES = "dptrain/serve/generations/sources.py"
 
 T_PAYING = "tests/serve/test_serve_paying.py::"
 T_BORDER = "tests/serve/test_serve_border.py::"
@@ -18,6 +24,10 @@ T_SILENCE = "tests/serve/test_serve_silence.py::"
 T_WITHDRAWAL = "tests/serve/test_serve_withdrawal.py::"
 T_LIMITS = "tests/serve/test_serve_limits.py::"
 T_ENCRYPTED = "tests/serve/test_serve_encrypted.py::"
+T_TEXTS = "tests/serve/test_serve_generations.py::"
+T_CLOSING = "tests/serve/test_serve_generations_closing.py::"
+T_SOURCES = "tests/serve/test_serve_generations_sources.py::"
+T_QUIET = "tests/serve/test_serve_generations_silence.py::"
 
 _PAY = "                paid = release.answer(self.till.meter("
 _SPENT = "answer.worth.releases if answer.made else 0)"
@@ -148,5 +158,129 @@ SERVING = (
     Mutant(
         "a server of encrypted adapters has no route for text", APP, "    if not service.encrypted_only:\n", "    if True:\n",
         T_ENCRYPTED + "test_a_server_of_encrypted_adapters_has_no_route_for_text_and_no_base_model",
+    ),
+    Mutant(
+        "a word of a client's own comes into no prompt", OFFERED,
+        "if set(labels) != set(lists) or any(labels[name] not in words for name, words in lists.items()):",
+        "if set(labels) != set(lists):", T_TEXTS + "test_nothing_of_privacy_and_no_word_of_its_own_can_be_asked_for",
+    ),
+    Mutant(
+        "nothing is drawn before rows were tested", OFFERED, "                tested: set[int] = set()\n",
+        "                self._ink, tested = ink, set()\n",
+        T_CLOSING + "test_no_text_is_drawn_and_no_traffic_is_asked_for_before_the_rows_of_all_shapes_were_tested",
+    ),
+    Mutant(
+        "rows of every shape are tested", OFFERED, "                    if length not in tested:\n",
+        "                    if not tested:\n",
+        T_CLOSING + "test_no_text_is_drawn_and_no_traffic_is_asked_for_before_the_rows_of_all_shapes_were_tested",
+    ),
+    Mutant(
+        "a server is ready once all rows were tested", SERVICE,
+        "        return problems + ([] if self.generations is None else self.generations.problems())\n",
+        "        return problems\n",
+        T_CLOSING + "test_no_text_is_drawn_and_no_traffic_is_asked_for_before_the_rows_of_all_shapes_were_tested",
+    ),
+    Mutant(
+        "a test that failed closes the generation", OFFERED, "        self.closed = Refused(503,",
+        "        closed = Refused(503,",
+        T_CLOSING + "test_a_test_that_fails_later_closes_the_generation_spends_nothing_and_ends_what_runs",
+    ),
+    Mutant(
+        "a test that failed ends what runs", DRAWING, "        self._require()\n", "",
+        T_CLOSING + "test_a_test_that_fails_later_closes_the_generation_spends_nothing_and_ends_what_runs",
+    ),
+    Mutant(
+        "rows are tested again", OFFERED, "recheck_every=self.table.recheck_every,", "recheck_every=1 << 30,",
+        T_CLOSING + "test_rows_are_tested_again_now_and_then",
+    ),
+    Mutant(
+        "a withdrawn model leaves memory with its generation", SERVICE, "            self.generations.drop(gone)\n",
+        "            pass\n",
+        T_CLOSING + "test_no_model_of_a_generation_outlives_its_withdrawal",
+    ),
+    Mutant(
+        "a text of a withdrawn contribution ends", OFFERED, " or not accounts.isdisjoint(self._log.state.withdrawn):", ":",
+        T_SOURCES + "test_a_contribution_that_is_withdrawn_ends_its_running_text_and_pays_for_no_other",
+    ),
+    Mutant(
+        "a text of a reference that is gone ends", OFFERED, "if not accounts <= self._there or", "if",
+        T_SOURCES + "test_a_reference_that_is_gone_from_what_is_read_again_makes_no_text_any_more",
+    ),
+    Mutant(
+        "what cannot be read again makes no text", OFFERED,
+        "if (refused := self.closed or self._unread) is not None:\n            raise",
+        "if (refused := self.closed) is not None:\n            raise",
+        T_SOURCES + "test_references_that_cannot_be_read_again_make_no_text_until_they_can",
+    ),
+    Mutant(
+        "a reader who goes ends the text", DRAWING, "            self._text.close()\n", "            pass\n",
+        T_TEXTS + "test_a_reader_who_goes_away_has_spent_what_was_computed_and_no_more",
+    ),
+    Mutant(
+        "where nobody reads nothing is drawn", DRAWING, "        return False\n", "        return not self.over\n",
+        T_TEXTS + "test_a_reader_who_goes_away_has_spent_what_was_computed_and_no_more",
+    ),
+    Mutant(
+        "a batch that another server paid for is passed over", OFFERED, "            except BudgetExhausted:  # another",
+        "            except ZeroDivisionError:  #",
+        T_TEXTS + "test_a_request_that_another_server_was_quicker_than_takes_the_next_batch",
+    ),
+    Mutant(
+        "no figure of a reference is in a refusal", WIRE, "        if error.unit == CONTRIBUTION:", "        if False:",
+        T_TEXTS + "test_where_no_references_can_pay_nothing_is_computed_by_any_door",
+    ),
+    Mutant(
+        "a signed withdrawal stands in the log", OFFERED, "            self._log.withdraw(digest)\n", "            pass\n",
+        T_SOURCES + "test_a_signed_withdrawal_counts_from_the_next_reading_on_and_for_good",
+    ),
+    Mutant(
+        "nobody's withdrawal is passed over", SOURCES, "        else:\n            others.append(item.name)\n", "",
+        T_SOURCES + "test_nobodys_withdrawal_is_passed_over",
+    ),
+    Mutant(
+        "another salt gives no new budget", SOURCES, "    if named and stated.parameters not in",
+        "    if False and stated.parameters not in",
+        T_SOURCES + "test_another_salt_gives_nobody_a_new_budget",
+    ),
+    Mutant(
+        "a salt is nobody else's to read", SOURCES, "atomic_write(path, fresh_salt(), mode=0o600)",
+        "atomic_write(path, fresh_salt())",
+        T_SOURCES + "test_init_makes_a_salt_that_nobody_else_reads_and_a_log_that_knows_it",
+    ),
+    Mutant(
+        "numbers of contributions are those of their rule", CONFIG, "                if key in self.model_fields_set:\n",
+        "                if False:\n",
+        T_SOURCES + "test_of_what_contributors_signed_the_file_says_no_number",
+    ),
+    Mutant(
+        "contributions stand in the log behind what was signed", PAYING, "        generation=rules,\n", "",
+        T_SOURCES + "test_contributions_that_were_signed_for_generation_make_texts_under_the_rule_of_their_class",
+    ),
+    Mutant(
+        "generations need a cap of contributions", CONFIG, 'if "contribution" not in self.budget.caps:', "if False:",
+        T_SOURCES + "test_without_a_budget_or_a_cap_of_contributions_no_server_starts_and_it_says_what_is_missing",
+    ),
+    Mutant(
+        "no two generations have salts of their own", CONFIG, "if len({each.salt for each in given}) > 1:", "if False:",
+        T_SOURCES + "test_one_name_is_no_class_and_generation_and_one_reference_has_no_two_budgets",
+    ),
+    Mutant(
+        "no time of a text is measured", SERVICE, 'waits = {"release", "generation"}.isdisjoint(running.privacy)',
+        'waits = {"release"}.isdisjoint(running.privacy)',
+        T_QUIET + "test_what_numbers_there_are_of_texts_are_counts_by_generation",
+    ),
+    Mutant(
+        "the operator's page shows no reference", METRICS, "        if cap.unit == CONTRIBUTION:  # of",
+        "        if False:  # of",
+        T_QUIET + "test_the_operators_page_has_one_row_for_a_generation_and_none_for_a_reference",
+    ),
+    Mutant(
+        "no reference has a line in the log", PAYING, "        if notice.unit != CONTRIBUTION:", "        if True:",
+        T_QUIET + "test_no_log_has_a_reference_a_text_a_label_or_an_id",
+    ),
+    Mutant(
+        "a reference's unit is no client's to ask for", SERVICE, 'if asked != client.unit and client.role != "operator":',
+        "if False:",
+        T_QUIET + "test_a_client_hears_nothing_of_a_references_budget",
     ),
 )  # fmt: skip

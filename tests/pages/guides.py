@@ -8,7 +8,17 @@ from typing import Final
 
 from benchmarks.utility import lines_of
 from dptrain.integrations.coupled import CAUSES
-from dptrain.serve.config import Budgeted, Gated, Generation, Limits, Listening, ServeConfig, Table
+from dptrain.serve.config import (
+    Attested,
+    Budgeted,
+    FromReferences,
+    Gated,
+    Generation,
+    Limits,
+    Listening,
+    ServeConfig,
+    Table,
+)
 from dptrain.tasks.runconfig import Classifier, DataConfig, ImageModel, MachineConfig, OptimizerConfig, TextModel
 from tests.pages.documents import Pages, table, with_tables
 from tests.pages.marked import filled
@@ -30,6 +40,8 @@ SERVER: Final = {
     "`[server]`": Listening,
     "`[gate]`": Gated,
     "`[classes.NAME]`": Generation,
+    "`[generations.NAME]`": FromReferences,
+    "`[generations.NAME.attested]`": Attested,
     "`[budget]`": Budgeted,
     "`[limits]`": Limits,
 }
@@ -58,7 +70,7 @@ def server_table() -> str:
         for name, text in attributes(cls).items():
             field = cls.model_fields[name]
             default = "required" if field.is_required() else _plain(field.get_default(call_default_factory=True))
-            rows.append((place, f"`{name}`", default, text))
+            rows.append((place, f"`{name.removesuffix('_')}`", default, text))
     return table(("table", "key", "default", "meaning"), rows)
 
 

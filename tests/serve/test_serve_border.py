@@ -28,6 +28,7 @@ SOCKETS = {"/v1/stream", "/v1/split/{answer}/stream", "/v1/he/stream"}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"json": {"model": "plain", "prompt": "the boat", "max_tokens": 1}},
     "/v1/chat/completions": {"json": {"model": "plain", "messages": [{"role": "user", "content": "the boat"}]}},
+    "/v1/dp/generations": {"json": {"generation": "tales"}},
     "/v1/split": {"json": {"model": "split", "releases": 1}},
     "/v1/he/lora": {"params": {"model": "he"}, "content": b"state"},
     "/v1/he/keys": {"params": {"model": "he"}, "content": b"keys"},

@@ -114,7 +114,7 @@ class ReadThenWrite(BudgetLog):
     def open(cls, *args: Any, **options: Any) -> "ReadThenWrite":
         from ledger.budget.state import BudgetState
 
-        BudgetState.check_reserve = lambda self, leaf: None  # type: ignore[method-assign]
+        BudgetState.check_reserve = lambda self, leaf, planned=None: None  # type: ignore[method-assign]
         return super().open(*args, **options)  # type: ignore[return-value]
 
     def reserve(self, unit: Unit, mechanism: str, releases: int, **more: Any) -> Any:

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import keys, sign1, signed_file
 from attest.attestation import Attestation
-from attest.descriptor import GENERATE, TRAIN, ContributionDescriptor
+from attest.descriptor import GENERATE, TRAIN, ContributionDescriptor, SignedDescriptor
 from attest.policy import SignedPolicy, sign_policy, verify_policy
 from attest.policy.classes import DecodingRule
 from ledger.budget import GenerationRule, Mechanism, Unit
@@ -224,6 +224,8 @@ LIES: dict[str, tuple[Callable[[list[Leaf]], list[Leaf]], set[str]]] = {
     ),
     "the message of another": (referring(FOUR[0], sign1=FOUR[3].sign1), {"ISSUER"}),
     "the message over another": (referring(FOUR[0], sign1=FOUR[1].sign1), {"ISSUER"}),
+    "the message by another issuer": (lambda leaves: _issued(bytes(32).hex())(leaves), {"ISSUER"}),
+    "a message for another use": (lambda leaves: _issued(None, typ=sign1.TYP_ANCHOR)(leaves), {"ISSUER"}),
     "a message that is none": (referring(FOUR[0], sign1=b"\xd2\x80"), {"HEADER"}),
     "a descriptor that is none": (referring(FOUR[0], descriptor=FOUR[0].descriptor + b"\0"), {"CBOR"}),
     "a rule with a lower floor": (ruled(references=8), {"RULE"}),
@@ -246,6 +248,13 @@ BY_PAPERS = (
     "signed for longer than the policy takes",
 )
 """Lies that no replay of the leaves finds: whoever has no policy and no registry is told that nothing was held against them."""
+
+
+def _issued(issuer: str | None, **more: Any) -> Callable[[list[Leaf]], list[Leaf]]:
+    """Puts another message over the descriptor of the first reference into it."""
+    payload = FOUR[0].descriptor
+    named = SignedDescriptor.from_cbor(payload).issuer if issuer is None else issuer
+    return referring(FOUR[0], sign1=sign1.sign(payload, ALICE, contributor=named, **more))
 
 
 def _forged(attestation: Attestation) -> Attestation:

@@ -8,6 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest.keys import public_bytes
 from attest.policy import ClassRule, DepthRule, Policy, SignedPolicy, sign_policy, verify_policy
+from attest.policy.classes import DecodingRule
 from attest.schedule.stack import EMBEDDINGS, HEAD, NO_TOWER, Stack, StackTensor, Tower
 from ledger.leaves import HELD, Charge, HeaderSpec
 from ledger.leaves.header import ADDRESSED
@@ -21,6 +22,20 @@ OTHER_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(2, 34)))
 SIGNER = NoteSigner("ledger.example/run1", LOG_KEY)
 START = 1_750_000_000
 """In 2025: before the clock of any machine that audits what is made here."""
+
+
+GENERATING = ClassRule(
+    name="texts",
+    clip_norm_micro=9_000_000,
+    noise_multiplier_micro=9_000_000,
+    sampling_rate=Fraction(1, 10),
+    depth=DepthRule(band=(Fraction(0), Fraction(1))),
+    purposes=("generate",),
+    generation=DecodingRule(
+        references=7, clip_norm_micro=500_000, temperature_micro=1_000_000, tokens=100, max_rho_nano=1_000_000_000
+    ),
+)
+"""A class that is for generation alone; were it trained on, it would touch every block and raise its noise."""
 
 
 def signed_policy(**changes: object) -> SignedPolicy:

@@ -137,7 +137,8 @@ def table(**changes: Any) -> dict[str, Any]:
         "limits": {"requests_per_minute": 100_000, "adapter_states_per_hour": 100_000},
     }
     for name, value in changes.items():
-        found[name] = {**found[name], **value} if isinstance(value, dict) and name not in ("classes", "release") else value
+        merged = isinstance(value, dict) and name not in ("classes", "release")
+        found[name] = {**found.get(name, {}), **value} if merged else value
     return {name: value for name, value in found.items() if value is not None}
 
 

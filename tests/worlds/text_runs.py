@@ -22,16 +22,15 @@ NUMBERS = {"--epsilon": "8", "--delta": "1e-6", "--batch": "3", "--tokens": "6"}
 
 @cache
 def model_folder(ends: bool = False) -> Path:
-    """Returns a folder as `save_pretrained` writes it; with ``ends`` half of all tokens end a text, else hardly any does."""
+    """Returns a folder as `save_pretrained` writes it; with ``ends`` half of all tokens end a text, else none does."""
     made = Path(tempfile.mkdtemp(prefix="generating-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
-    found = copy.deepcopy(model())
-    if ends:
-        found.generation_config.eos_token_id = [2, *range(130, 259)]
-    else:
-        found.get_output_embeddings().weight.data[2] = 0.0  # the logit of the end token is the mean of all
+    found, words = copy.deepcopy(model()), copy.deepcopy(tokenizer())
+    found.generation_config.eos_token_id = [2, *range(130, 259)] if ends else None
+    if not ends:
+        found.config.eos_token_id = words.eos_token = None
     found.save_pretrained(made)
-    tokenizer().save_pretrained(made)
+    words.save_pretrained(made)
     return made
 
 

@@ -18,6 +18,7 @@ from dptrain.errors import ConfigError
 from dptrain.inference.invisibleink import Plan, Task
 from dptrain.inference.invisibleink.formulas import require_mean
 from dptrain.inference.invisibleink.partition import require_hashed
+from dptrain.inference.invisibleink.pool import Pool
 from dptrain.inference.invisibleink.references import References
 from dptrain.inference.invisibleink.run.figures import figures
 from dptrain.inference.invisibleink.run.purse import CONTRIBUTION, Purse, cap_of
@@ -34,8 +35,8 @@ _OWN: Final = {"epsilon": "--epsilon", "delta": "--delta", "batch": "--batch", "
 
 _NEEDED: Final = ("epsilon", "delta", "batch", "tokens")
 
-_ATTESTED: Final = {"class_name": "--class", "owner_key": "--owner-key", "registry": "--registry", "ledger": "--ledger",
-                    "now": "--now"}  # fmt: skip
+_ATTESTED: Final = {"class_name": "--class", "field": "--field", "owner_key": "--owner-key", "registry": "--registry",
+                    "ledger": "--ledger", "now": "--now"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Asked:
     one: bool
     policy: Path | None
     class_name: str | None
+    field: str | None
     owner_key: Path | None
     registry: Path | None
     ledger: str | None
@@ -87,7 +89,7 @@ class Asked:
         require_mean(self.aggregation)
         if self.adjacency == "retrieval":
             sentence = "the references of a run are fixed beforehand by a salted hash, and nothing is retrieved"
-            raise AccountantError("ADJACENCY", f"{sentence}; --plan says what retrieval would cost, and 'dptrain serve' has it")
+            raise AccountantError("ADJACENCY", f"{sentence}; --plan says under another relation what retrieval would cost")
         if self.policy is not None:
             wrong_if(self.references is not None, "--references are your own, --policy is for attested ones; give one of them")
             wrong_if(not self.corpus, "with --policy give the corpus: directories, or data with attestations beside them")
@@ -110,6 +112,8 @@ class Asked:
         wrong_if(self.budget_key is not None and self.budget is None, "--budget-key goes with --budget")
         wrong_if(self.budget is not None and "://" in str(self.budget), "--budget names a file")
         wrong_if(self.one and self.texts is not None, "--one makes one text more, --texts says how many are there at the end")
+        rows = self.numbers.batch + 1
+        wrong_if(self.minibatch is not None and self.minibatch > rows, f"--minibatch is {self.minibatch}, of {rows} rows")
 
     @cached_property
     def prompts(self) -> Task:
@@ -147,8 +151,39 @@ class Asked:
         with counting("judging"):
             return References.admitted(
                 corpora, self.signed, registry, self.class_name, now=now, by_data_class=self.labels == DATA_CLASS,
-                withdrawn=_withdrawn(self.ledger, registry),
+                field=self.field or "text", withdrawn=_withdrawn(self.ledger, registry),
             )  # fmt: skip
+
+    def batches(self, references: References, salt: bytes) -> dict[str | None, int]:
+        """Returns how many batches each label has, that of `--label` alone where it was given.
+
+        Raises:
+            ConfigError: code BATCH or LABELS; LABEL, no batch has the label that was given.
+        """
+        for label in references.labels:
+            self.prompts.words(label, self.words)
+        found = {label: len(rows) for label, rows in references.batches(self.numbers.batch, salt).items()}
+        if self.label is None:
+            return found
+        if not found.get(self.label):
+            has = ", ".join(repr(label) for label, count in found.items() if count)
+            raise ConfigError("LABEL", f"no batch of references has the label {self.label!r:.80}; those that have: {has:.400}")
+        return {self.label: found[self.label]}
+
+    def cautions(self, references: References) -> list[str]:
+        """Says what is not wrong and a reader should know."""
+        if self.numbers.delta * len(references) < 1:
+            return []
+        sentence = f"delta {self.numbers.delta:g} is not below one over {len(references)} references"
+        return [f"{sentence}: publishing one of them whole would be within such a promise; take less than a tenth of that"]
+
+    def brought(self) -> str:
+        """Returns what an auditor of attested references brings, as options of `dptrain ledger verify`."""
+        if self.policy is None:
+            return ""
+        owner = self.owner_key or self.policy.with_name("owner.pub")
+        registry = self.registry or self.policy.with_name("registry.cbor")
+        return f" --owner-key {owner} --policy {self.policy} --registry {registry}"
 
     @cached_property
     def numbers(self) -> Plan:
@@ -172,24 +207,30 @@ class Asked:
 
 
 def planned(asked: Asked) -> Result:
-    """Returns the figures of `--plan`; nothing is written."""
+    """Returns the figures of `--plan`; no file of a run is written."""
     asked.refuse_wrong_use()
-    plan, task = asked.numbers, asked.prompts
-    references, batches = None, None
+    plan, references, batches = asked.numbers, None, None
+    _ = asked.prompts, asked.words  # what is wrong with them is told without references too
     purse = asked.purse(asked.out or Path())
     known = asked.out is not None or asked.budget is not None
     if asked.references is not None or asked.signed is not None:
-        references = asked.rows(purse.salt(make=False) if known else bytes(32))
-        for label in references.labels:
-            task.words(label, asked.words)
-        batches = {label: len(rows) for label, rows in references.batches(plan.batch, bytes(32)).items()}
-        if asked.label is not None:
-            batches = {label: count for label, count in batches.items() if label == asked.label}
+        salt = purse.salt(make=False) if known else bytes(32)
+        references = asked.rows(salt)
+        batches = asked.batches(references, salt)
     cap = cap_of(plan, references, asked.epsilon) if not (known and purse.log.exists()) else _cap_there(purse.log)
     data: dict[str, Any] = figures(plan, batches=batches, cap_nano=cap, minibatch=asked.minibatch)
     if references is not None:
-        data |= {"references": len(references), "refused": dict(references.refused)}
+        data |= {"references": len(references), "refused": dict(references.refused), "cautions": asked.cautions(references)}
+        if known and purse.log.exists() and references.rule is None:
+            data["texts_left"] = _left(purse.log, asked, references, salt)
     return Told(data, plan_text(data))
+
+
+def _left(path: Path, asked: Asked, references: References, salt: bytes) -> int:
+    """Returns how many texts a log holds that is there already."""
+    with BudgetLog.open(Place.of(path), read_only=True) as log:
+        pool = Pool(references, asked.numbers, log, salt)
+        return sum(pool.left(label) for label in pool.sizes if asked.label in (None, label))
 
 
 def _cap_there(log: Path) -> int:

@@ -81,6 +81,9 @@ def generate(
     class_name: Annotated[
         str | None, option("With --policy: class whose contributions are read.", "--class", metavar="NAME")
     ] = None,
+    field: Annotated[
+        str | None, option("With --policy: field of .jsonl rows that holds the text; default: text.", metavar="NAME")
+    ] = None,
     owner_key: OwnerKey = None,
     registry: RegistryFile = None,
     ledger: Annotated[

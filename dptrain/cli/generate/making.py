@@ -35,9 +35,7 @@ def made(asked: Asked) -> Result:
     purse = asked.purse(folder)
     salt = purse.salt()
     references = asked.rows(salt)
-    for label in references.labels:
-        task.words(label, asked.words)
-    references.batches(plan.batch, salt)  # tells what is wrong before a model is loaded
+    asked.batches(references, salt)  # what is wrong is told before a model is loaded
     models = load_training("dptrain.inference.invisibleink.run.models")
     quiet_libraries()
     with counting(f"loading {asked.model}"):
@@ -70,8 +68,10 @@ def made(asked: Asked) -> Result:
         "guarantee": ink.privacy,
         "references": len(references),
         "refused": dict(references.refused),
+        "cautions": asked.cautions(references),
         "export": None if export is None else str(export),
         "key": str(folder / PUBLIC),
+        "verify": None if export is None else f"dptrain ledger verify {export} --key {folder / PUBLIC}{asked.brought()}",
     }
     short = found.exhausted and (asked.texts is not None or asked.one or not found.texts)
     return Told(data, made_text(data), signals.code if found.stopped else int(short))
@@ -88,7 +88,13 @@ def _texts(run: Run, ink: Any, asked: Asked, signals: "_Signals") -> Made:
             raise ConfigError("TEXTS", f"{asked.texts} texts were asked for, the budget holds {most} at most; see --plan")
     how: dict[str, Any] = {"texts": texts, "label": asked.label, "words": asked.words, "stop": signals.came}
     if asked.one and not asked.json:
-        found = run.generate(ink, **how, piece=_shown)
+        begun = []
+
+        def shown(piece: str) -> None:
+            _shown(piece if begun else asked.prompts.opening + piece)
+            begun.append(piece)
+
+        found = run.generate(ink, **how, piece=shown)
         print("\n" * bool(found.new), end="", flush=True)
         return found
     total = sum(run.pool.sizes.values()) if texts is None else texts

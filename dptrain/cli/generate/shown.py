@@ -30,6 +30,8 @@ def plan_text(data: dict[str, Any]) -> Iterator[Shown]:
     if "texts_at_most" in data:
         whose = counted(data["references"], "reference")
         rows.append(("texts at most", f"{data['texts_at_most']:,}, of {data['batches']:,} batches of {whose}"))
+    if "texts_left" in data:
+        rows.append(("texts left", f"{data['texts_left']:,}, by what the budget that is there has spent"))
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         yield f"{name:{width}}   {value}"
@@ -46,6 +48,7 @@ def plan_text(data: dict[str, Any]) -> Iterator[Shown]:
         between = _RELATIONS[base] + (f", all {group.removesuffix(' of one person')} of one person" if group else "")
         grid.add_row(name, _up(value), between)
     yield grid
+    yield from data.get("cautions", ())
     if data.get("refused"):
         yield "left out: " + ", ".join(f"{count:,} {code}" for code, count in sorted(data["refused"].items()))
 
@@ -60,10 +63,8 @@ def made_text(data: dict[str, Any]) -> Iterator[Shown]:
     yield data["guarantee"]
     if _up(data["epsilon_cap"]) != _up(data["epsilon"]):
         yield f"over all texts of a reference: epsilon {_up(data['epsilon_cap'])}, which its budget never passes"
-    if data["export"] is not None:
-        yield f"for auditors: dptrain ledger verify {data['export']} --key {data['key']}"
-    else:
-        yield "stopped; the same command goes on"
+    yield from data["cautions"]
+    yield "stopped; the same command goes on" if data["verify"] is None else f"for auditors: {data['verify']}"
 
 
 def _relation(data: dict[str, Any]) -> str:

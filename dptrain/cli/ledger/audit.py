@@ -41,7 +41,9 @@ def verify(
     earlier: Annotated[
         list[Path] | None,
         folder_option(
-            "EXPORT", "Export of an earlier run that this one counts; then what was spent before is computed again too. Repeat."
+            "EXPORT",
+            "Export of an earlier run that this one counts; then what was spent before is computed again too. Of a budget log: "
+            "export of another one from which the same contributions pay. Repeat.",
         ),
     ] = None,
     min_size: Annotated[
@@ -64,7 +66,7 @@ def verify(
             file_okay=False,
         ),
     ] = None,
-    withdrawals: Annotated[Path | None, folder_option("DIR", "Signed withdrawals: hold WITHDRAW leaves against them.")] = None,
+    withdrawals: Annotated[Path | None, folder_option("DIR", "Signed withdrawals: hold leaves against them.")] = None,
     registry: Annotated[
         Path | None,
         file_option("REGISTRY", "Registry of the contributors' keys, in place of the one in the export, which it must extend."),
@@ -91,11 +93,11 @@ def verify(
     """
     owner, vkeys = trusted(key, owner_key)
     if holds_budget(export):
-        given = require_quorum or earlier or withdrawals
-        wrong_if(bool(given), "this is an export of a budget: --require-quorum, --earlier and --withdrawals say nothing of it")
+        wrong_if(require_quorum, "this is an export of a budget, which no policy gives auditors: --require-quorum is for runs")
         unread = (policy or registry) and owner is None
         wrong_if(bool(unread), "--policy and --registry are read under the corpus owner's key: give it with --owner-key")
         brought: dict[str, Any] = {"owner_key": owner, "policies": policy or (), "registry": registry}
+        brought |= {"withdrawals": withdrawals, "others": earlier or ()}
         with counting(f"auditing {export}"):
             budget = verify_budget(export, vkeys, now=now, minimum_size=min_size, max_age=max_age, **brought)
         told = budget if remember is None else hold_against_memory(budget, export, remember, vkeys)

@@ -16,11 +16,18 @@ from dptrain.inference.invisibleink.tasks import Task
 if TYPE_CHECKING:
     from dptrain.inference.invisibleink.generator import InvisibleInk, Stream, Token
     from dptrain.inference.invisibleink.paying import BudgetMeter
+    from dptrain.inference.invisibleink.pool import Pool
+    from dptrain.inference.invisibleink.references import Reference, References
+    from dptrain.inference.invisibleink.run import Run
 
 __all__ = [
     "BudgetMeter",
     "InvisibleInk",
     "Plan",
+    "Pool",
+    "Reference",
+    "References",
+    "Run",
     "Stream",
     "Task",
     "Token",
@@ -34,7 +41,10 @@ __all__ = [
     "rho",
 ]
 
-_ROOMS = {"BudgetMeter": "paying", "InvisibleInk": "generator", "Stream": "generator", "Token": "generator"}
+_ROOMS = {
+    "BudgetMeter": "paying", "InvisibleInk": "generator", "Pool": "pool", "Reference": "references", "References": "references",
+    "Run": "run", "Stream": "generator", "Token": "generator",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from attest.attestation import Attestation
-from attest.corpus import Corpus, Item, Locator
+from attest.corpus import Corpus, Item
 from attest.descriptor import GENERATE
 from attest.errors import FileRefused
 from attest.files import read_limited
-from attest.gate import Admission, Admitted, Gate, Seen
+from attest.gate import Admitted, Gate, Seen
 from attest.policy import ClassRule, SignedPolicy
 from attest.registry import Registry
 from dptrain.errors import ConfigError, ContentChanged
@@ -106,6 +106,7 @@ class References:
         *,
         now: int,
         by_data_class: bool = False,
+        field: str = "text",
         withdrawn: Set[bytes] = frozenset(),
     ) -> "References":
         """Judges contributions at the gate for generation, and reads those that one class admits.
@@ -116,7 +117,8 @@ class References:
 
         Args:
             corpus: one or several. class_name: whose generation rule gives the numbers.
-            by_data_class: whether the signed data class is the label. withdrawn: digests of contributions that were.
+            by_data_class: whether the signed data class is the label. field: of rows of JSONL, where their text stands.
+            withdrawn: digests of contributions that were.
 
         Raises:
             ConfigError: code CLASS, the policy has no such class, or it has no generation rule; LIMIT_OVER_RUNS, the class
@@ -144,7 +146,10 @@ class References:
                             continue
                         assert attestation is not None
                         content = _unchanged(contents.read(outcome.locator), outcome)
-                        rows.append(_reference(outcome.admission, outcome.locator, content, by_data_class))
+                        text = _text_of(content, field if outcome.locator.source.endswith(_JSONL) else None)
+                        digest = outcome.admission.descriptor_hash.hex()
+                        label = outcome.admission.descriptor.data_class if by_data_class else None
+                        rows.append(Reference(digest, text, Unit("contribution", digest), label))
                         attestations.append(attestation)
         if not rows:
             told = ", ".join(f"{count} {code}" for code, count in sorted(refused.items())) or "nothing was refused"
@@ -350,21 +355,14 @@ def _unchanged(content: bytes, outcome: Admitted) -> bytes:
     return content
 
 
-def _reference(admission: Admission, locator: Locator, content: bytes, by_data_class: bool) -> Reference:
-    digest = admission.descriptor_hash.hex()
-    label = admission.descriptor.data_class if by_data_class else None
-    text = _text_of(content, row=locator.source.endswith(_JSONL))
-    return Reference(digest, text, Unit("contribution", digest), label)
-
-
-def _text_of(content: bytes, *, row: bool) -> str:
-    """Returns the text of a contribution: a file as it is, a row of JSONL by its text. What is no text is null, for an error
+def _text_of(content: bytes, field: str | None) -> str:
+    """Returns the text of a contribution: a file as it is, a row of JSONL by a field. What is no text is null, for an error
     would tell of one payload, and end the run for all."""
     try:
         text = content.decode("utf-8")
-        if row:
+        if field is not None:
             found = json.loads(text)
-            found = found.get("text") if isinstance(found, dict) else found
+            found = found.get(field) if isinstance(found, dict) else found
             text = found if isinstance(found, str) and _encodes(found) else ""
     except (ValueError, RecursionError):
         return ""

@@ -3,6 +3,7 @@
 from tests.frozen.scenarios.accounting import ACCOUNT, CALIBRATE
 from tests.frozen.scenarios.attest import ATTEST
 from tests.frozen.scenarios.auditing import AUDITING, RELEASE
+from tests.frozen.scenarios.generating import GENERATING
 from tests.frozen.scenarios.operating import DROPPING, OPERATING, RETAINING, SERVED
 from tests.frozen.scenarios.reading import READING
 from tests.frozen.scenarios.registry import REGISTRY
@@ -10,6 +11,7 @@ from tests.frozen.scenarios.rights import RIGHTS
 from tests.frozen.scenarios.root import ROOT
 from tests.frozen.scenarios.rules import GATE, PLAN, POLICIES
 from tests.frozen.scenarios.serving import SERVING
+from tests.frozen.scenarios.texts import TEXTS
 from tests.frozen.scenarios.training import CHECK, DEMO, QUICKSTART, TRAINING
 
 SCENARIOS = {
@@ -29,10 +31,12 @@ SCENARIOS = {
         SERVED,
         AUDITING,
         READING,
+        TEXTS,
         RELEASE,
         RIGHTS,
         SERVING,
         TRAINING,
+        GENERATING,
         QUICKSTART,
         CHECK,
         DEMO,

@@ -57,6 +57,12 @@ ATTEST = Scenario(
             "attest sign mine.jsonl --key alice.key --class secret --policy policy.toml",
             code=1,
         ),
+        Case(
+            "sign: to generate and train",
+            f"{_SIGN} --corpus clinic-notes-2026 --clip-norm 0.3 --noise-multiplier 2 --purpose train --purpose generate"
+            " --out both.attest",
+        ),
+        Case("sign: a purpose that the class lacks", f"{_SIGN} --policy policy.toml --purpose generate", code=2),
         Case("sign: neither policy nor bounds", _SIGN, code=2),
         Case("sign: no key", "attest sign mine.jsonl --class sensitive", code=2),
         Case("verify", "attest verify corpus/notes.jsonl --pub alice.pub"),
@@ -66,6 +72,7 @@ ATTEST = Scenario(
         Case("verify: no data", "attest verify nowhere.jsonl --pub alice.pub", code=2),
         Case("show", f"attest show {_NOTES} --limit 2"),
         Case("show: every limit", "attest show limits.attest"),
+        Case("show: to generate and train", "attest show both.attest"),
         Case("show: one record", f"attest show {_NOTES} --record 1"),
         Case("show: one record, with its key", f"attest show {_NOTES} --record 1 --pub alice.pub"),
         Case(

@@ -133,6 +133,8 @@ GATE = Scenario(
             code=1,
             before=_stray,
         ),
+        Case("to generate, which nobody signed", "gate policy.cose corpus --purpose generate --workers 1 --limit 1", code=1),
+        Case("to generate, for a run", "gate policy.cose corpus --purpose generate --for next.db", code=2),
         Case("an unsigned policy", "gate policy.toml corpus", code=1),
         Case("another owner", "gate policy.cose corpus --owner-key alice.pub", code=1),
         Case("a ledger that is none", "gate policy.cose corpus --ledger nowhere.db", code=2),

@@ -27,7 +27,7 @@ from tests.attacks.attestation.test_validity_and_clocks import VALIDITY
 from tests.attacks.mutations import TRICKY
 from tests.attacks.scene import ISSUER, Scene, descriptor, envelope, header_fields, make_scene, signed, with_fields
 from tests.attest.test_policy_words import PLAIN, WORDS
-from tests.vectors.conformance import correlated, geometries, groups, narrowed
+from tests.vectors.conformance import consenting, correlated, geometries, groups, narrowed
 from tests.vectors.conformance.leaves import mutations
 from tests.vectors.conformance.values import told
 from tests.worlds.gate import (
@@ -85,16 +85,25 @@ def world() -> Row:
     """Returns what stands around the attestations."""
     found, registry = scene(), registry_bytes()
     payload, message = sign_policy(found.policy, OWNER, owner="owner", registry_root=found.registry.root())
+    generating = sign_policy(consenting.both(found.policy), OWNER, owner="owner", registry_root=found.registry.root())
     return {
         "owner": OWNER_RAW.hex(),
         "policy": {"payload": payload.hex(), "sign1": message.hex()},
+        "generating": {"payload": generating[0].hex(), "sign1": generating[1].hex()},
         "registry": bytes(registry).hex(),
         "names": registry.names.hex(),
         "content": CONTENT.hex(),
     }
 
 
-def _judged(name: str, attestation: Attestation | None, *, now: int = NOW, content: bytes | None = CONTENT) -> Row:
+def _judged(
+    name: str,
+    attestation: Attestation | None,
+    *,
+    now: int = NOW,
+    content: bytes | None = CONTENT,
+    purpose: str | None = None,
+) -> Row:
     row: Row = {"name": name}
     if attestation is not None:
         row |= {
@@ -106,7 +115,12 @@ def _judged(name: str, attestation: Attestation | None, *, now: int = NOW, conte
         row["now"] = now
     if content != CONTENT:
         row["content"] = None if content is None else content.hex()
-    outcome = scene().outcome(attestation, now=now, content=content)
+    if purpose is None:
+        outcome = scene().outcome(attestation, now=now, content=content)
+    else:
+        row["purpose"] = purpose
+        policy = consenting.both(scene().policy)
+        outcome = scene().outcome(attestation, now=now, content=content, policy=policy, purpose=purpose)
     if isinstance(outcome, Refusal):
         return row | {"answer": "refused", "code": str(outcome.code)}
     return row | {"answer": "admitted"}
@@ -134,7 +148,19 @@ def attestations() -> Iterator[Row]:
     yield _judged("no attestation", None)
     yield _judged("an opening of another contribution", replace(signed(), opening=signed(nonce=bytes(16)).opening))
     yield _judged("no opening", replace(signed(), opening=b""))
-    yield _judged("for a purpose that nobody serves", signed({16: ["generate"]}))
+    yield _judged("for a purpose that nobody serves", signed({16: ["query"]}))
+    yield _judged("for one that nobody serves, beside training", signed({16: ["query", "train"]}))
+    yield _judged("to generate alone", signed({16: ["generate"]}))
+    yield _judged("to generate and train", signed({16: ["generate", "train"]}))
+    yield _judged("to train and generate, out of order", signed({16: ["train", "generate"]}))
+    for purpose in ("generate", "train"):
+        for words in (None, ["train"], ["generate"], ["generate", "train"]):
+            told_words = "for nothing by name" if words is None else f"to {' and '.join(words)}"
+            changes = {} if words is None else {16: words}
+            yield _judged(f"{told_words}, asked to {purpose}", signed(changes), purpose=purpose)
+    bob = {"contributor": "bob", 4: "open", 16: ["generate", "train"]}
+    yield _judged("of a class that does not generate", signed(bob, key=BOB), purpose="generate")
+    yield _judged("of a class that trains alone, asked to train", signed(bob, key=BOB), purpose="train")
     yield _judged("with a public length that the class does not offer", signed({17: 512}))
     yield _judged("the purpose train written out", signed({16: ["train"]}))
     yield _judged("one example written out", signed({13: 1}))
@@ -177,6 +203,7 @@ def _policies() -> Iterator[tuple[str, Policy]]:
     yield "groups of public draws, which no header may have", replace(secret, disclosure="occurrences_public")
     yield from geometries.policies(policy)
     yield from narrowed.policies(policy)
+    yield from consenting.policies(policy)
 
 
 def _written_out(fields: dict[Any, Any]) -> Iterator[tuple[str, bytes]]:
@@ -200,6 +227,8 @@ def _written_out(fields: dict[Any, Any]) -> Iterator[tuple[str, bytes]]:
         yield f"a geometry: {name}", cbor.encode(dict(sorted((fields | said).items())))
     for name, own in narrowed.malformed():
         yield f"reads: {name}", class_of({31: True}, **{f"_{key}": value for key, value in own.items()})
+    for name, own in consenting.malformed():
+        yield name, class_of(**{f"_{key}": value for key, value in own.items()})
     yield "reads without statement A", class_of(_9={1: ["clinic"]})
     yield "one phase of the whole noise written out", policy(_24=[[1, MICRO]])
     yield "a parameter of Gaussian noise", policy(_13=["gaussian", {"scale": 1}, None])

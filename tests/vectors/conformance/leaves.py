@@ -17,7 +17,7 @@ from ledger.leaves import HeaderSpec, Release, decode_leaf, encode_leaf
 from ledger.leaves.header import Previous
 from ledger.merkle import leaf_hash
 from tests.attacks.test_ledger_attacks_depth import ADAPTERS, ATTENTION, BAND, policy
-from tests.vectors.conformance import correlated, geometries, groups, narrowed
+from tests.vectors.conformance import consenting, correlated, geometries, groups, narrowed
 from tests.vectors.conformance.honest import RUNS
 from tests.vectors.conformance.values import told
 from tests.worlds.ledgers import (
@@ -89,6 +89,7 @@ def _headers() -> Iterator[tuple[str, HeaderSpec]]:
         yield f"noise of {rule.name}", header_spec(signed_policy(**correlated.under(rule)), stack=SMALL)
     yield from geometries.headers()
     yield from narrowed.headers()
+    yield from consenting.headers()
     yield "draws from groups", header_spec(signed_policy(**groups.under(groups.THREE)), stack=SMALL)
     yield "what the trainer says", header_spec(stack=SMALL, frozen_digest=bytes(range(32)), **weak)
 
@@ -316,6 +317,10 @@ def _other_bytes() -> Iterator[tuple[str, bytes]]:
         yield f"header: reads {name}", cbor.encode(fields)
     for name, bad in _unread():
         yield f"header: reads and {name}", bad
+    ((_, beside),) = consenting.headers()
+    generating = _item(encode_leaf(beside.header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)))
+    for name, fields in consenting.false_headers(generating):
+        yield f"header: {name}", cbor.encode(fields)
 
 
 def _unpaired() -> Iterator[tuple[str, bytes]]:

@@ -13,6 +13,7 @@ from ledger.merkle import root
 from ledger.note import NoteSigner
 from tests.vectors.conformance import (
     lies,
+    lies_of_consent,
     lies_of_files,
     lies_of_geometry,
     lies_of_groups,
@@ -396,5 +397,6 @@ LIES: Final[dict[str, Lie]] = (
     | lies_of_groups.LIES
     | lies_of_geometry.LIES
     | lies_of_reads.LIES
+    | lies_of_consent.LIES
 )
 """All lies by name."""

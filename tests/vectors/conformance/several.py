@@ -16,7 +16,17 @@ from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.replay.contributions import AdmitSpec
 from ledger.replay.earlier_runs import SpentRegistry
-from tests.vectors.conformance import by_prv, correlated, geometries, groups, honest, narrowed, retained, withdrawing
+from tests.vectors.conformance import (
+    by_prv,
+    consenting,
+    correlated,
+    geometries,
+    groups,
+    honest,
+    narrowed,
+    retained,
+    withdrawing,
+)
 from tests.vectors.conformance.honest import NOW, Pins, Run, ended, plain
 from tests.vectors.conformance.written import Files, put
 from tests.worlds.attested_ledgers import AttestedDriver, attested_admission, attested_header, attested_policy
@@ -160,6 +170,7 @@ RUNS: Final[dict[str, Run]] = (
     | groups.RUNS
     | geometries.RUNS
     | narrowed.RUNS
+    | consenting.RUNS
     | withdrawing.RUNS
     | retained.RUNS
     | {

@@ -5,13 +5,14 @@ the log lies elsewhere: the same ids are the same units, and another salt is ref
 """
 
 import math
+import os
 import secrets
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from attest.files import atomic_write, read_limited
+from attest.files import atomic_write, read_limited, sync_directory
 from attest.fixed_point import MICRO, PICO
 from attest.keys import generate, load_private_key, save_private_key
 from dptrain.errors import ConfigError, ResumeRefused
@@ -81,7 +82,15 @@ class Purse:
             raise ResumeRefused("SALT", f"{sentence}: another one would make units that have spent nothing; restore the file")
         salt = fresh_salt()
         if make:
-            atomic_write(path, salt, 0o600)
+            try:
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            except FileExistsError:  # another process made one in this moment
+                return self.salt()
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(salt)
+                stream.flush()
+                os.fsync(stream.fileno())
+            sync_directory(path.parent)
         return salt
 
     def open(self, plan: Plan, references: References, salt: bytes, *, epsilon: float | None = None) -> BudgetLog:
@@ -92,13 +101,15 @@ class Purse:
 
         Raises:
             ResumeRefused: code SALT, the log was made for another salt. ConfigError: code BUDGET, it has no cap for
-                contributions, or no such mechanism, or not the rule that admitted these. Else as `BudgetLog.open`.
+                contributions, or no such mechanism, or not the rule that admitted these, or the key is not its own.
+                KeyRefused: that cannot be read. Else as `BudgetLog.open`.
         """
         made = not self.log.exists()
         log = self._create(plan, references, salt, epsilon) if made else BudgetLog.open(Place.of(self.log))
         try:
             if not made:
                 self._require(log, references, salt)
+                self._signer(log)  # nothing is paid where it could not be signed at the end
             if references.rule is not None:
                 withdrawn = log.state.withdrawn
                 pairs = zip(references, references.attestations, strict=True)
@@ -114,8 +125,7 @@ class Purse:
         Raises:
             KeyRefused: the key cannot be read. Else as `BudgetLog.close_epoch` and `export_budget`.
         """
-        signer = NoteSigner(log.header.origin, load_private_key(self.key))
-        log.close_epoch(signer)
+        log.close_epoch(self._signer(log))
         made = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}")
         export_budget(log, made)
         if directory.exists():
@@ -139,12 +149,20 @@ class Purse:
             save_private_key(self.key, generate(), None)
         signer = NoteSigner(f"generate/{secrets.token_hex(8)}", load_private_key(self.key))
         # A contribution that pays for one text has reached every threshold: nobody is told of each.
-        caps, mechanisms = {CONTRIBUTION: (cap, delta)}, [mechanism(salt)]
+        caps, mechanisms = {CONTRIBUTION: (cap, delta)}, [mechanism(salt if rule is None else None)]
         generation = () if rule is None else (_rule_of(references),)
         spec = BudgetSpec(caps=caps, mechanisms=mechanisms, thresholds=(), generation=generation)
         log = BudgetLog.create(Place.of(self.log), spec, signer)
         atomic_write(self.public, f"{signer.vkey}\n".encode())
         return log
+
+    def _signer(self, log: BudgetLog) -> NoteSigner:
+        if not self.key.is_file():
+            raise ConfigError("BUDGET", f"the key of {self.log} is not at {self.key}; name it (--budget-key)")
+        found = NoteSigner(log.header.origin, load_private_key(self.key))
+        if found.vkey != log.header.log_vkey:
+            raise ConfigError("BUDGET", f"{self.key} is not the key of {self.log}; name that one (--budget-key)")
+        return found
 
     def _require(self, log: BudgetLog, references: References, salt: bytes) -> None:
         known = log.header.mechanism(NAME)

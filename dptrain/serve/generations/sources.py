@@ -1,0 +1,198 @@
+"""Reads what a generation of a server's file rests on: its task, its salt, its references, and the numbers of its texts.
+
+Where contributors signed a class with a generation rule, all numbers are the rule's: the file has none, and the log holds every
+reservation to it. References of the owner's own are named in the log by their ids under a salt, whose digest stands in the
+log's header: with another salt each of them would have a new budget.
+"""
+
+import stat
+import time
+
+from attest.corpus import open_corpus
+from attest.errors import AttestError, FileRefused
+from attest.files import atomic_write, read_limited
+from attest.keys import load_public_key
+from attest.policy import ClassRule, open_policy
+from attest.registry import open_registry
+from attest.withdrawal import verify_entitled_withdrawal
+from dptrain.errors import ConfigError
+from dptrain.inference.invisibleink.partition import SALT_SIZE, fresh_salt
+from dptrain.inference.invisibleink.plan import NAME, Plan, mechanism
+from dptrain.inference.invisibleink.references import References
+from dptrain.inference.invisibleink.tasks import Task
+from dptrain.serve.config import FromReferences, ServeConfig
+from ledger.audit.withdrawals import read_withdrawals
+from ledger.budget import GenerationRule, Header, Mechanism
+
+
+def task_of(name: str, table: FromReferences) -> Task:
+    """Returns the task of a generation.
+
+    Raises:
+        ConfigError: code TASK, as `Task`; SERVE_VALUE, the lists of words are of other labels than the task has.
+    """
+    task = Task.read(table.task) if table.task.endswith(".toml") else Task.shipped(table.task)
+    if set(table.labels) != set(task.labels):
+        sentence = f"generations.{name}.labels has lists of {sorted(table.labels)!r:.80}"
+        raise ConfigError("SERVE_VALUE", f"{sentence}, the task has the labels {sorted(task.labels)!r:.80}; give one of each")
+    if parted(table) and len(task.labels) != 1:
+        sentence = f"generations.{name} takes the references of one label, and its task has {len(task.labels)}"
+        raise ConfigError("SERVE_VALUE", f"{sentence}; give a task of one label, or leave label_list and by_data_class out")
+    return task
+
+
+def parted(table: FromReferences) -> bool:
+    """Tells whether a text takes references of its own label alone."""
+    return table.label_list is not None or (table.attested is not None and table.attested.by_data_class)
+
+
+def salt_of(table: FromReferences) -> bytes:
+    """Reads a salt. Raises ConfigError: code SALT, there is none; `--init` makes it."""
+    try:
+        found = read_limited(table.salt, 4096, "salt")
+    except FileRefused as error:
+        sentence = f"the salt {table.salt} cannot be read: {error.sentence}"
+        raise ConfigError("SALT", f"{sentence}; --init makes one, and a lost one is in no log: put it back") from error
+    if stat.S_IMODE(table.salt.stat().st_mode) & 0o077:
+        sentence = f"others can read the salt {table.salt}, and tell by it whose reference paid in an export"
+        raise ConfigError("SALT", f"{sentence}; chmod 600 it")
+    if len(found) < SALT_SIZE:
+        raise ConfigError("SALT", f"the salt {table.salt} has {len(found)} bytes, at least {SALT_SIZE} are needed")
+    return found
+
+
+def make_salts(config: ServeConfig) -> None:
+    """Makes the salts that the file names, where there are none yet; for nobody but their owner to read."""
+    for path in sorted({each.salt for each in config.generations.values()}):
+        if not path.exists():
+            atomic_write(path, fresh_salt(), mode=0o600)
+
+
+def references_of(table: FromReferences, salt: bytes, *, now: int | None = None) -> References:
+    """Reads the references; contributions are judged at the gate for generation.
+
+    Raises:
+        ConfigError, FileRefused, and what policy, registry and gate raise: as `References.read` and `References.admitted`.
+    """
+    if table.attested is None:
+        assert table.references is not None
+        return References.read(table.references, salt=salt, labels=table.label_list)
+    given = table.attested
+    owner = load_public_key(given.owner_key)
+    return References.admitted(
+        [open_corpus(path) for path in given.corpus],
+        open_policy(given.policy, owner),
+        open_registry(given.registry, owner),
+        given.class_,
+        now=int(time.time()) if now is None else now,
+        by_data_class=given.by_data_class,
+    )
+
+
+def withdrawn_of(table: FromReferences, references: References) -> set[bytes]:
+    """Returns the digests of contributions that were withdrawn, by their contributors or by the owner of the corpus.
+
+    Guarantee: every withdrawal in the folder counts whose signer may withdraw what it names. One that cannot be read, or was
+    changed, is an error, so that nobody's withdrawal is passed over.
+
+    Raises:
+        ConfigError: code WITHDRAWALS, a file is no withdrawal, or is not signed by whom it says.
+    """
+    given = table.attested
+    if given is None or given.withdrawals is None:
+        return set()
+    owner = load_public_key(given.owner_key)
+    signed, registry = open_policy(given.policy, owner), open_registry(given.registry, owner)
+    known = {one.digest(): one for one in (each.opened() for each in references.attestations)}
+    who = {"owner": signed.owner, "owner_key": owner, "corpus": signed.policy.corpus, "descriptors": known}
+    others: list[str] = []
+    found: set[bytes] = set()
+    for item in read_withdrawals(given.withdrawals, others, lambda code, where, sentence: others.append(where)):
+        if item.issuer != signed.owner and item.withdrawal.descriptor_hash not in known:
+            continue  # of another class, or of a contribution that makes no text anyway
+        for now in (int(time.time()), item.withdrawal.time):  # of a key that is over since, too
+            try:
+                withdrawal = verify_entitled_withdrawal(item.payload, item.message, registry=registry, now=now, **who)
+                found.add(withdrawal.descriptor_hash)
+                break
+            except AttestError:
+                continue
+        else:
+            others.append(item.name)
+    if others:
+        sentence = f"{len(others)} files in {given.withdrawals} are no withdrawals that count here: {', '.join(others[:5])}"
+        raise ConfigError("WITHDRAWALS", f"{sentence}; mend them or take them out, for nobody's withdrawal is passed over")
+    return found
+
+
+def plan_of(table: FromReferences, rule: ClassRule | None) -> Plan:
+    """Returns the numbers of a text: those of the signed rule where there is one, else those of the file.
+
+    Guarantee: of contributions no number comes from anywhere but the generation rule of their class.
+
+    Raises:
+        AccountantError: a number is out of range.
+    """
+    if rule is not None:
+        assert rule.generation is not None
+        return Plan.of_rule(rule.generation, delta=table.delta)
+    assert table.batch is not None and table.tokens is not None
+    k = table.top_k or None
+    if table.clip is not None:
+        return Plan(table.batch, table.tokens, table.clip, table.delta, table.tau, k)
+    assert table.epsilon is not None
+    how = {"delta": table.delta, "batch": table.batch, "tokens": table.tokens, "tau": table.tau, "k": k}
+    return Plan.for_epsilon(table.epsilon, **how)
+
+
+def rules_of(config: ServeConfig) -> list[GenerationRule]:
+    """Returns the signed rules by which contributions generate here: what the header of their log has.
+
+    Raises:
+        ConfigError: code SERVE_VALUE, two policies have a class of one name. Else as `open_policy` and `GenerationRule.of`.
+    """
+    found: dict[str, GenerationRule] = {}
+    for name, each in config.generations.items():
+        if each.attested is not None:
+            signed = open_policy(each.attested.policy, load_public_key(each.attested.owner_key))
+            rule = GenerationRule.of(signed, each.attested.class_)
+            if found.setdefault(rule.name, rule) != rule:
+                sentence = f"generations.{name} has a class {rule.name} of another policy than a generation before it"
+                raise ConfigError("SERVE_VALUE", f"{sentence}; a log has one class of a name: run two servers")
+    return list(found.values())
+
+
+def mechanism_of(config: ServeConfig) -> Mechanism | None:
+    """Returns what the header of a new log says of texts from references; None where the file has no generations.
+
+    Guarantee: a log that `--init` made is opened with the salt under which its references were named, and with no other, so
+    that no reference gets a new budget.
+    """
+    if not config.generations:
+        return None
+    given = next((each for each in config.generations.values() if each.attested is None), None)
+    return mechanism(None if given is None else salt_of(given))
+
+
+def require_header(config: ServeConfig, header: Header) -> None:
+    """Holds the header of a log against the file.
+
+    Raises:
+        ConfigError: code MECHANISM, the log is for no texts from references; SALT, it was made with another salt; RULE, it has
+            other signed rules than the policies of the file, or rules where the file has references of the owner's own.
+    """
+    asked, stated = mechanism_of(config), header.mechanism(NAME)
+    if asked is None:
+        return
+    rules = rules_of(config)
+    if set(rules) - set(header.generation) or (header.generation and not rules):
+        has, asks = (", ".join(rule.name for rule in found) or "none" for found in (header.generation, rules))
+        sentence = f"the budget log has the signed rules of {has}, the file asks for {asks}"
+        raise ConfigError("RULE", f"{sentence}, or they are of another policy; a log keeps its rules: begin another log")
+    if stated is None:
+        sentence = f"the budget log has no mechanism {asked.name}, by which texts from references are paid"
+        raise ConfigError("MECHANISM", f"{sentence}; it was made before there were generations: begin another log")
+    named = any(each.attested is None for each in config.generations.values())
+    if named and stated.parameters not in (asked.parameters, mechanism().parameters):
+        sentence = "the budget log names references under another salt, and each would have a new budget"
+        raise ConfigError("SALT", f"{sentence}; put the salt back with which the log was made")

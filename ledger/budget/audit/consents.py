@@ -1,0 +1,242 @@
+"""Holds consent to generation against what an auditor brings: signed policies, and the registry of the contributors' keys."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from attest import sign1
+from attest.descriptor import GENERATE, SignedDescriptor
+from attest.errors import AttestError
+from attest.fixed_point import PICO
+from attest.gate.checks import check_audience, check_bounds, check_purpose, check_validity
+from attest.keys import check_public_key
+from attest.policy import SignedPolicy, open_policy
+from attest.registry import Contributor, KeyRecord, Registry, open_registry
+from attest.schema.plain import utc
+from ledger.audit.attested import Known
+from ledger.audit.findings import Report
+from ledger.audit.withdrawals import GivenWithdrawal, read_withdrawals
+from ledger.budget.audit.report import RuleRow
+from ledger.budget.generation import GenerationRule
+from ledger.budget.leaves import CONTRIBUTION, Header, Leaf, Reference, Reserve
+from ledger.budget.rho import NANO, epsilon_of_rho
+from ledger.budget.state import BudgetState
+from ledger.errors import LeafRefused
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """Holds what an auditor brings: signed policies by digest, the registry with its keys by key id, and withdrawals.
+
+    Attributes:
+        others: files among the withdrawals that are none.
+    """
+
+    policies: dict[bytes, SignedPolicy] = field(default_factory=dict)
+    registry: Registry | None = None
+    known: Known | None = None
+    owner_key: bytes | None = None
+    withdrawals: tuple[GivenWithdrawal, ...] = ()
+    others: tuple[str, ...] = ()
+
+    @classmethod
+    def read(
+        cls,
+        owner_key: bytes | None,
+        policies: Iterable[str | Path],
+        registry: str | Path | None,
+        withdrawals: str | Path | None,
+        fault: Report,
+    ) -> "Brought":
+        """Reads the files, those of the owner under its key, and reports what is wrong with them."""
+        signed: dict[bytes, SignedPolicy] = {}
+        opened: Registry | None = None
+        others: list[str] = []
+        given = () if withdrawals is None else tuple(read_withdrawals(Path(withdrawals), others, fault))
+        if owner_key is None:
+            if policies or registry is not None:
+                fault("OWNER_KEY", "owner key", "a policy or a registry was given, and no key of its owner to read it by")
+            return cls(withdrawals=given, others=tuple(others))
+        for path in policies:
+            try:
+                one = open_policy(path, owner_key)
+                signed[one.digest] = one
+            except AttestError as error:
+                fault(error.code, str(path), error.sentence)
+        if registry is not None:
+            try:
+                opened = open_registry(registry, owner_key)
+            except AttestError as error:
+                fault(error.code, str(registry), error.sentence)
+        known = None if opened is None else Known.of(opened)
+        return cls(signed, opened, known, owner_key, given, tuple(others))
+
+
+class Consents:
+    """Holds rules and REFERENCE leaves against what an auditor brings: signed policies, and keys of contributors."""
+
+    def __init__(self, brought: Brought, fault: Report) -> None:
+        self._brought, self._fault = brought, fault
+        self._rules: dict[str, GenerationRule] = {}
+        self._verified: dict[str, int] = {}
+        self._holders: dict[bytes, tuple[Contributor, KeyRecord]] = {}
+        self._corpora: dict[bytes, str] = {}
+        self._late = False
+        self.notes: list[str] = []
+
+    def judge_rules(self, header: Header) -> None:
+        """Compares each rule with the policy that it names, where that was given, and the policy with the registry."""
+        for rule in header.generation:
+            signed, registry = self._brought.policies.get(rule.policy), self._brought.registry
+            if signed is None:
+                continue
+            try:
+                expected = GenerationRule.of(signed, rule.name)
+            except LeafRefused as error:
+                self._fault("RULE", "seq 0", f"the policy that the rule of class {rule.name} names: {error.sentence}")
+                continue
+            if expected != rule:
+                self._fault("RULE", "seq 0", f"the header says {rule}, the owner signed {expected}"[:600])
+            root = signed.policy.registry_root
+            if registry is not None and (root is None or not registry.extends(root)):
+                sentence = f"the registry has the root {registry.root().hex()}, which does not extend the one of the policy"
+                self._fault("REGISTRY_ROOT", "seq 0", f"{sentence}; get the latest registry from the corpus owner")
+
+    def see(self, leaf: Leaf) -> None:
+        """Takes the next leaf, which the replay took."""
+        if isinstance(leaf, Reserve) and leaf.account in self._holders:
+            self._late |= self._holders[leaf.account][1].revoked(leaf.time)
+        if not isinstance(leaf, Reference):
+            return
+        where = f"seq {leaf.seq}"
+        if self._brought.known is not None:
+            found = holder_of(leaf, self._brought.known)
+            if isinstance(found[0], str):
+                self._fault(found[0], where, found[1])
+            else:
+                self._holders[leaf.account] = found
+                self._verified[leaf.rule] = self._verified.get(leaf.rule, 0) + 1
+        signed = SignedDescriptor.from_cbor(leaf.descriptor)
+        if self._brought.withdrawals:
+            self._corpora[leaf.account] = signed.corpus
+        policy = self._brought.policies.get(self._rules[leaf.rule].policy) if leaf.rule in self._rules else None
+        rule = None if policy is None else policy.policy.find_class(leaf.rule)
+        if policy is not None and rule is not None:
+            try:
+                check_audience(signed, policy.policy)
+                check_purpose(signed, rule, GENERATE)
+                check_validity(signed, rule, policy.policy, leaf.time)
+                check_bounds(signed, rule, policy.policy)
+            except AttestError as error:
+                self._fault(error.code, where, f"its attestation: {error.sentence}")
+
+    def begin(self, header: Header) -> None:
+        """Takes the header."""
+        self._rules = header.rules()
+
+    def told(self, state: BudgetState) -> set[str]:
+        """Returns qualifiers for what was not held against anything."""
+        rules = state.header.generation
+        if not rules:
+            return {"RECORDS_TOLD"} if any(found.unit == CONTRIBUTION for found in state.accounts.values()) else set()
+        found = set()
+        if any(rule.policy not in self._brought.policies for rule in rules):
+            found.add("RULES_TOLD")
+        if state.admitted and self._brought.known is None:
+            found.add("CONSENT_TOLD")
+        if self._late:
+            found.add("KEY_REVOKED")
+        if self._unentered(state):
+            found.add("WITHDRAWAL_UNENTERED")
+        return found
+
+    def _unentered(self, state: BudgetState) -> bool:
+        """Tells whether a withdrawal was given, by who may withdraw it, of an admitted contribution that no leaf withdraws."""
+        late: set[bytes] = set()
+        unproven: set[bytes] = set()
+        for given in self._brought.withdrawals:
+            account = given.withdrawal.descriptor_hash
+            if account in state.admitted and account not in state.withdrawn:
+                signer = self._holders.get(account, (None, None))[0]
+                proved = may_withdraw(given, signer, self._corpora.get(account), self._brought.owner_key)
+                (late if proved else unproven).add(account)
+        if late:
+            told = f"{len(late)} contributions have a signed withdrawal that no leaf enters"
+            self.notes.append(f"{told}, {min(late).hex()} among them")
+        if unproven - late:
+            told = f"withdrawals of {len(unproven - late)} contributions were given that no leaf enters"
+            self.notes.append(f"{told}, and nothing shows that their signers may withdraw them (--registry)")
+        if self._brought.others:
+            self.notes.append(f"{len(self._brought.others)} files beside the withdrawals that were given are none")
+        return bool(late)
+
+    def rows(self, state: BudgetState) -> Iterable[RuleRow]:
+        """Yields what contributions spent by rule."""
+        delta = next((cap.delta_pico / PICO for cap in state.header.caps if cap.unit == CONTRIBUTION), 0.0)
+        for rule in state.header.generation:
+            accounts = [account for account, found in state.admitted.items() if found.rule == rule.name]
+            most = max(map(state.spent, accounts), default=0)
+            yield RuleRow(
+                policy=rule.policy.hex(),
+                rule=rule,
+                token_nano=rule.token_nano,
+                signed=rule.policy in self._brought.policies,
+                admitted=len(accounts),
+                withdrawn=sum(account in state.withdrawn for account in accounts),
+                verified=self._verified.get(rule.name, 0),
+                most_nano=most,
+                most_epsilon=epsilon_of_rho(most / NANO, delta),
+                delta=delta,
+            )
+
+
+def may_withdraw(
+    given: GivenWithdrawal, contributor: Contributor | None, corpus: str | None, owner_key: bytes | None
+) -> bool:
+    """Tells whether the signer of a withdrawal may withdraw what it names.
+
+    Guarantee: True means that it is for the corpus given, and signed by a key that the registry has of the contributor who
+    signed the contribution, or by the owner of the corpus; nobody else's signature is enough.
+
+    Args:
+        contributor: who signed the contribution, as `holder_of` says; None where nothing shows it.
+        corpus: for which the contribution was signed. owner_key: 32 raw bytes; None where it is not known.
+    """
+    raws = [] if contributor is None else [record.raw for record in contributor.keys]
+    if corpus is None or given.withdrawal.corpus != corpus:
+        return False
+    for raw in raws if owner_key is None else [*raws, owner_key]:
+        try:
+            sign1.verify(given.message, given.payload, raw, typ=sign1.TYP_WITHDRAWAL)
+        except AttestError:
+            continue
+        return True
+    return False
+
+
+def holder_of(leaf: Reference, known: Known) -> tuple[Contributor, KeyRecord] | tuple[str, str]:
+    """Returns who signed a REFERENCE leaf, with the key, by a registry; or code and sentence of what is wrong with that."""
+    message = sign1.read(leaf.sign1)
+    name = message.headers.key_id.hex()
+    found: list[tuple[Contributor, KeyRecord]] = known.by_key.get(message.headers.key_id, [])
+    if not found:
+        return "KEY_UNKNOWN", f"its attestation is signed by nobody who is enrolled: key {name} is not in the registry"
+    problem = "KEY_UNKNOWN", ""
+    for contributor, record in found:
+        try:
+            check_public_key(record.raw)
+            message.verify(leaf.descriptor, record.raw, typ=sign1.TYP_ATTESTATION)
+        except AttestError as error:
+            problem = error.code, f"key {name}: {error.sentence}"
+            continue
+        if record.revoked(leaf.time):
+            revoked = utc(record.revoked_at or 0)
+            return "KEY_REVOKED", f"key {name} is revoked from {revoked} on, the leaf is of {utc(leaf.time)}"
+        if not record.valid(leaf.time):
+            valid = f"{utc(record.not_before)} to {utc(record.not_after)}"
+            return "KEY_NOT_VALID", f"key {name} is valid from {valid}, the leaf is of {utc(leaf.time)}"
+        if leaf.rule not in contributor.classes:
+            granted = ", ".join(contributor.classes) or "none"
+            return "CLASS_NOT_GRANTED", f"the contributor of key {name} may attest {granted}, not {leaf.rule}"
+        return contributor, record
+    return problem

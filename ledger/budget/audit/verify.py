@@ -1,0 +1,268 @@
+"""Verifies an export of a budget log offline, from its files and a pinned key alone: every sum is added up again."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from attest.fixed_point import MICRO, PICO
+from attest.schema.plain import is_ahead, machine_time, utc
+from ledger import layout
+from ledger.audit.findings import MAX_FINDINGS, Finding, Verdict
+from ledger.audit.given import Export, Leaves, check_keys
+from ledger.budget.audit.charges import Charges
+from ledger.budget.audit.consents import Brought, Consents
+from ledger.budget.audit.report import BudgetReport, CapRow
+from ledger.budget.leaves import Epoch, Header, decode_leaf, is_budget
+from ledger.budget.rho import NANO, epsilon_of_rho
+from ledger.budget.state import BudgetState
+from ledger.errors import BudgetExhausted, ExportChanged, LeafRefused, ProofError
+from ledger.trust import auditors_policy
+
+_ROUNDED: Final = 1e-9
+"""Part by which two machines may compute another epsilon of a cap."""
+
+
+def holds_budget(path: str | Path) -> bool:
+    """Tells whether the first leaf of an export says that it is of a budget log. Nothing is verified: it tells which audit to
+    ask."""
+    export = Export(Path(path), lambda *said: None)
+    if not export.scan():
+        return False
+    names = (layout.entries_path(0, width) for width in range(1, layout.TILE_WIDTH + 1))
+    name = next((name for name in names if name in export.names), None)
+    data = None if name is None else export.read(name)
+    return data is not None and len(data) > 2 and is_budget(data[2 : 2 + int.from_bytes(data[:2], "big")])
+
+
+def verify_budget(
+    path: str | Path,
+    keys: Sequence[str],
+    *,
+    now: int | None = None,
+    minimum_size: int | None = None,
+    max_age: int | None = None,
+    owner_key: bytes | None = None,
+    policies: Sequence[str | Path] = (),
+    registry: str | Path | None = None,
+    withdrawals: str | Path | None = None,
+    others: Sequence[str | Path] = (),
+    contributions: Sequence[bytes] = (),
+) -> BudgetReport:
+    """Audits an export of a budget log.
+
+    Guarantee: FULL means: the directory holds exactly the files that its signed size calls for; they are the tree whose root a
+    pinned key signed, which is the key in the header; every cap in rho is worth no more than its epsilon at its delta; every
+    reservation names a mechanism of the header and costs what that says; no unit was above its cap after any leaf; nothing was
+    freed but by the one COMMIT leaf of its reservation, and no more than was reserved; thresholds were told when they were
+    reached, once; totals are those of the leaves; and no time runs back, or lies ahead of the auditor's clock. Of a log with
+    rules of generation it means besides: the owner signed every rule, as it stands, in the policy that it names; every
+    contribution that paid was admitted before by what its contributor signed, for generation, for the class of its rule, under
+    a key of the registry given that was valid then; and it paid what the numbers of that rule cost at least, never more than
+    the rule allows, and nothing behind its withdrawal. Where the policy or the registry is not given the verdict is TOLD, and
+    qualifiers say whose word stands in their place. With `others`, no contribution spent more over all of these logs together
+    than the rule of this one allows over all texts; without, the notes say that no other log was looked at. The audit cannot
+    tell whether something was computed for which nothing was reserved, or whether a mechanism adds the noise that its rho
+    needs.
+
+    Args:
+        keys: verifier keys of the log, obtained from a place that the exporter does not control.
+        now: the auditor's clock, POSIX seconds; that of this machine without.
+        minimum_size: fail if the checkpoint has fewer leaves; None for unknown.
+        max_age: fail if the last leaf is older than this many seconds; None for any age.
+        owner_key: public key of the corpus owner, under which policies and registry are read.
+        policies: signed policies that the rules of the header name. registry: of the contributors' keys.
+        withdrawals: directory of signed withdrawals, which WITHDRAWN leaves have to enter.
+        others: exports of other budget logs from which the same contributions pay, under keys that are given too.
+        contributions: digests of descriptors of which the report says what was charged, in this order.
+
+    Returns:
+        The report. Bad input never raises: it is a finding.
+    """
+    clock = machine_time() if now is None else now
+    findings: list[Finding] = []
+    report: dict[str, Any] = {}
+    try:
+        brought = Brought.read(owner_key, policies, registry, withdrawals, lambda *said: findings.append(Finding(*said)))
+        state = _verify(Path(path), list(keys), clock, (minimum_size, max_age), findings, report, brought, contributions)
+        beside = [_other(Path(other), list(keys), clock, brought, findings) for other in others]
+        _judge_together(state, [one for one in beside if one is not None], brought, findings)
+    except Exception as error:  # an input that breaks the auditor must not pass the audit
+        findings.append(Finding("INTERNAL", str(path), f"the audit broke off: {type(error).__name__}: {error}"))
+    told = {"CONSENT_TOLD", "RULES_TOLD"} & set(report.get("qualifiers", ()))
+    verdict: Verdict = "FAILED" if findings else "TOLD" if told else "FULL"
+    found = BudgetReport(verdict=verdict, findings=tuple(findings[:MAX_FINDINGS]), now=clock, **report)
+    return replace(found, notes=(*_notes(found, len(others)), *found.notes)) if not findings else found
+
+
+def _verify(
+    path: Path,
+    keys: list[str],
+    now: int,
+    asked: tuple[int | None, int | None],
+    findings: list[Finding],
+    report: dict[str, Any],
+    brought: Brought,
+    wanted: Sequence[bytes],
+) -> BudgetState | None:
+    """Audits one export; returns what its leaves add up to, None where they could not be read."""
+
+    def fault(code: str, where: str, sentence: str) -> None:
+        findings.append(Finding(code, where, sentence))
+
+    export = Export(path, fault)
+    opened = None if not check_keys(keys, fault) or not export.scan() else export.checkpoint(keys)
+    if opened is None:
+        return None
+    note, checkpoint = opened
+    if note is None:
+        fault("UNSIGNED", layout.CHECKPOINT, "none of the keys given signed the checkpoint")
+        return None
+    report.update(origin=checkpoint.origin, size=checkpoint.size, root_hex=checkpoint.root.hex())
+    minimum, max_age = asked
+    qualifiers: set[str] = set()
+    if minimum is None:
+        qualifiers.add("UNCOMPARED")
+    elif checkpoint.size < minimum:
+        sentence = f"the checkpoint has {checkpoint.size} leaves, at least {minimum} are asked for"
+        fault("OLD", layout.CHECKPOINT, f"{sentence}: an old copy; ask the operator for the newest export")
+    if checkpoint.size == 0:
+        fault("EMPTY", layout.CHECKPOINT, "an empty tree has no header")
+        return None
+    leaves = export.leaves(checkpoint) if export.check_names(checkpoint.size) else None
+    if leaves is None:
+        return None
+    if export.retained or export.terms or layout.REGISTRY in export.names:
+        fault("UNKNOWN_FILE", str(path), "an export of a budget has no pruned leaves, no attestations and no registry")
+    consents, charges = Consents(brought, fault), Charges(wanted)
+    state = _added_up(leaves, findings, report, consents, charges)
+    if state is None:
+        return None
+    header = state.header
+    consents.judge_rules(header)
+    qualifiers |= consents.told(state)
+    if header.origin != checkpoint.origin or header.log_vkey not in {str(item.key) for item in note.signatures}:
+        sentence = f"the header is of {header.origin!r} under {header.log_vkey}, the checkpoint of {checkpoint.origin!r}"
+        fault("ORIGIN", layout.CHECKPOINT, f"{sentence} under another key, or another origin")
+    if export.read(layout.POLICY) not in (None, auditors_policy(header.log_vkey).text()):
+        fault("POLICY_FILE", layout.POLICY, "the trust policy is not that of the log's key")
+    _judge_caps(header, fault)
+    if is_ahead(state.last_time, now):
+        fault("AHEAD", f"seq {state.size - 1}", f"the last leaf is of {utc(state.last_time)}, the clock here says {utc(now)}")
+    if max_age is not None and state.last_time < now - max_age:
+        fault("STALE", layout.CHECKPOINT, f"the last leaf is of {utc(state.last_time)}; ask the operator for the newest export")
+    report.update(
+        began=header.time,
+        last_time=state.last_time,
+        log_keys=(header.log_vkey,),
+        beside=tuple((item.origin, item.size, item.root.hex()) for item in header.beside),
+        caps=tuple(_cap_rows(state)),
+        reserves=state.reserves,
+        open=len(state.open),
+        reserved_nano=state.reserved,
+        freed_nano=state.freed,
+        budget_epochs=state.epochs,
+        undelivered=len(state.undelivered),
+        qualifiers=tuple(sorted(qualifiers)),
+        generation=tuple(consents.rows(state)),
+        contributions=tuple(charges.rows(state)),
+        notes=tuple(consents.notes),
+    )
+    return state
+
+
+def _other(path: Path, keys: list[str], now: int, brought: Brought, findings: list[Finding]) -> BudgetState | None:
+    """Audits the export of another log, and reports where it cannot be relied on."""
+    wrong: list[Finding] = []
+    state = _verify(path, keys, now, (None, None), wrong, {}, brought, ())
+    if wrong:
+        sentence = f"its own audit FAILED: {wrong[0].code} {wrong[0].where}: {wrong[0].sentence}"
+        findings.append(Finding("OTHER", str(path), sentence))
+        return None
+    return state
+
+
+def _judge_together(
+    state: BudgetState | None, others: list[BudgetState], brought: Brought, findings: list[Finding]
+) -> None:
+    """Adds up over several logs what contributions spent, and wants every policy that was given to be named by one of them."""
+    if state is None:
+        return
+    logs = [state, *others]
+    named = {rule.policy for log in logs for rule in log.header.generation}
+    for digest in sorted(brought.policies.keys() - named):
+        sentence = f"a policy was given, {digest.hex()}, and no rule of the header names it"
+        findings.append(Finding("POLICY", "seq 0", sentence))
+    if len({log.header.log_id for log in logs}) < len(logs):
+        findings.append(Finding("OTHER", "seq 0", "two of the exports are of one log; give the newest export of each, once"))
+        return
+    for account, admitted in state.admitted.items():
+        together, most = sum(log.spent(account) for log in logs), state.rules[admitted.rule].max_rho_nano
+        if state.spent(account) and together > most:
+            sentence = f"the contribution {account.hex()} spent {together} of 1e-9 rho over {len(logs)} logs"
+            findings.append(Finding("TOGETHER", f"seq {admitted.seq}", f"{sentence}; its rule allows {most} over all texts"))
+
+
+def _added_up(
+    leaves: Leaves, findings: list[Finding], report: dict[str, Any], consents: Consents, charges: Charges
+) -> BudgetState | None:
+    """Replays the leaves; None where there is no header."""
+    state: BudgetState | None = None
+    behind, at = 0, 0
+    try:
+        for at, body in enumerate(leaves):  # noqa: B007 (it is where the replay broke off)
+            leaf = decode_leaf(body)
+            if state is None:
+                if not isinstance(leaf, Header):
+                    raise LeafRefused("HEADER", "the first leaf is not the header of a budget log", seq=0)
+                state = BudgetState(leaf)
+                consents.begin(leaf)
+                charges.begin(leaf)
+                continue
+            state.apply(leaf)
+            consents.see(leaf)
+            charges.see(leaf)
+            behind = 0 if isinstance(leaf, Epoch) else behind + 1
+        if state is not None and next(state.due(), None) is not None:
+            raise LeafRefused("NOTICE", "a threshold was reached by the last leaf, and no NOTICE follows")
+    except (LeafRefused, BudgetExhausted, ExportChanged, ProofError) as error:
+        findings.append(Finding(error.code, f"seq {at}", error.sentence))
+    report.update(behind_epoch=behind)
+    return state
+
+
+def _judge_caps(header: Header, fault: Any) -> None:
+    for cap in header.caps:
+        worth = epsilon_of_rho(cap.rho_nano / NANO, cap.delta_pico / PICO)
+        if worth > cap.epsilon_micro / MICRO * (1 + _ROUNDED):
+            sentence = f"the cap of a {cap.unit} is {cap.rho_nano} of 1e-9 rho, worth epsilon {worth:.6f}"
+            fault("CAP", "seq 0", f"{sentence}, and the header promises {cap.epsilon_micro / MICRO:.6f}")
+
+
+def _cap_rows(state: BudgetState) -> list[CapRow]:
+    rows = []
+    for cap in state.header.caps:
+        spent = [account.spent for account in state.accounts.values() if account.unit == cap.unit]
+        most, delta = max(spent, default=0), cap.delta_pico / PICO
+        epsilon = epsilon_of_rho(most / NANO, delta)
+        rows.append(CapRow(cap.unit, cap.epsilon_micro / MICRO, delta, cap.rho_nano, len(spent), most, epsilon))
+    return rows
+
+
+def _notes(report: BudgetReport, others: int) -> list[str]:
+    """Says what nothing is wrong with and a reader should know."""
+    notes = []
+    if report.open:
+        notes.append(f"{report.open} reservations have no COMMIT leaf; they count whole")
+    if report.behind_epoch:
+        notes.append(f"{report.behind_epoch} leaves stand behind the last epoch")
+    if report.undelivered:
+        notes.append(f"{report.undelivered} notices are not recorded as delivered")
+    if report.generation and not others:
+        told = "a rule holds over all texts of a contribution"
+        notes.append(f"{told}: what other logs charged to it was not looked at (--earlier)")
+    for row in report.generation:
+        if row.admitted:
+            told = "whose signatures were not verified" if "CONSENT_TOLD" in report.qualifiers else "under keys of the registry"
+            notes.append(f"class {row.rule.name}: {row.admitted} contributions were admitted to generation, {told}")
+    return notes
