@@ -282,7 +282,9 @@ def begun(world: Running, url: str, door: str) -> Any:
 def test_a_text_whose_reader_goes_away_before_its_turn_costs_nothing(tmp_path: Path) -> None:
     with telling(tmp_path, server={"streams": 1}) as world, listening(world) as url:
         with held(world, "adapter:pub"):
-            first, second = begun(world, url, "events"), begun(world, url, "events")
+            first = begun(world, url, "events")
+            until(lambda: world.service.scheduler.running == 1)
+            second = begun(world, url, "events")
             until(lambda: world.service.scheduler.waiting == 1)
             assert sum(spent(world)) == 2 * TOKENS  # both have paid
             second()
