@@ -51,6 +51,7 @@ from ledger.budget.leaves import (
     Withdrawn,
     decode_leaf,
     encode_leaf,
+    is_budget,
 )
 from ledger.budget.mark import Reached
 from ledger.budget.rho import cap_nano
@@ -744,6 +745,26 @@ class BudgetLog:
         found = self._state.accounts.get(account)
         if refused.kind != SESSION and (found is None or 0 not in found.told):
             append(Notice(self._state.size, time, refused.kind, account, 0, error.spent))
+
+
+def is_log(place: Place) -> bool:
+    """Tells whether a budget log lies in a place, by its first leaf alone; nothing is verified. What cannot be read is none:
+    who opens it as something else is told why."""
+    found = store_of(place)
+    from ledger.storage.sql.statements import SqlStore  # of the store extra, as in `_shared`
+
+    if not issubclass(found, SqlStore):
+        return False
+    try:
+        store = found.open_shared(place, read_only=True)
+        try:
+            with store.turn("reading the header") as turn:
+                first = next(iter(turn.rows_from(0)), None)
+        finally:
+            store.close()
+    except LedgerError:
+        return False
+    return first is not None and is_budget(first.body)
 
 
 def adopt(

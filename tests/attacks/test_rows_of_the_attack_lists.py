@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
-ROWS = {"A": range(1, 29), "B": range(1, 28), "E": range(1, 9)}
+ROWS = {"A": range(1, 30), "B": range(1, 28), "E": range(1, 9)}
 """A: attestations; B: the ledger; E: exports, releases and proofs."""
 
 NAME = re.compile(r"test((?:_[ABE]\d+)+)_")

@@ -3,6 +3,7 @@
 import hashlib
 import subprocess
 import sys
+import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from fractions import Fraction
@@ -479,6 +480,41 @@ def test_the_commands_say_what_was_charged_and_whether_signatures_were_checked(e
     found = shell.json("ledger", "show", *asked, *mine)
     assert [row["account"] for row in found["contributions"]] == [TWO.name, THREE.name]
     shell.run("ledger", "show", *asked, "--withdrawn", code=2)
+
+
+def test_the_command_enters_what_a_contributor_or_the_owner_signed_while_others_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: NOW + 5.0)
+    shell, folder = Shell(tmp_path), tmp_path / "papers"
+    brought(folder)
+
+    def signed_by(name: str, key: Any, signer: str, attestation: Attestation = FOUR[0]) -> str:
+        withdrawal = Withdrawal(hashlib.sha256(attestation.descriptor).digest(), CORPUS, NOW, "consent")
+        signed_file.write(tmp_path / name, *sign_withdrawal(withdrawal, key, signer=signer))
+        return str(tmp_path / name)
+
+    database = str(tmp_path / "b.db")
+    asked = ["ledger", "withdraw", database]
+    owner, registry = ["--owner-key", str(folder / "owner.pub")], ["--registry", str(folder / "registry.cbor")]
+    mine, other = signed_by("mine", ALICE, "alice"), signed_by("other", BOB, "alice")
+    owners, nobodys = signed_by("owners", OWNER, "owner", FOUR[1]), signed_by("nobodys", OWNER, "owner", attested(9))
+    with created(tmp_path / "b.db") as log:
+        log.admit(FOUR, now=NOW)
+        shell.run(*asked, mine, *registry, code=2)
+        for path, more, code in (
+            (mine, owner, "WITHDRAWAL_UNPROVEN"),
+            (other, [*owner, *registry], "WITHDRAWAL_UNPROVEN"),
+            (nobodys, owner, "WITHDRAWAL_UNMATCHED"),
+        ):
+            assert shell.json(*asked, path, *more, code=1)["error"]["code"] == code
+        refused_whole = shell.json(*asked, owners, mine, *owner, code=1)
+        assert refused_whole["error"]["code"] == "WITHDRAWAL_UNPROVEN" and not kinds(log, Withdrawn)
+        found = shell.json(*asked, mine, owners, *owner, *registry)["withdrawn"]
+        assert [row["descriptor_hash"] for row in found] == [ONE.name, TWO.name]
+        refused("WITHDRAWN", text_of, log, [THREE, ONE], now=NOW + 5)
+        text_of(log, [THREE, FOURTH], now=NOW + 5)
+        assert {leaf.account.hex() for leaf in kinds(log, Withdrawn)} == {ONE.name, TWO.name}
 
 
 def test_a_refused_leaf_of_consent_changes_nothing(leaves: list[Leaf]) -> None:

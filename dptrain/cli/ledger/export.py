@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from attest import signed_file
-from attest.descriptor import ContributionDescriptor
+from attest.descriptor import ContributionDescriptor, SignedDescriptor
 from attest.errors import SignatureRefused
-from attest.registry import Registry
+from attest.keys import load_public_key
+from attest.registry import Contributor, Registry, open_registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
 from dptrain.cli.inputs import MemberRecords, PassphraseFile, read_attestations
 from dptrain.cli.ledger.place import (
@@ -21,13 +22,17 @@ from dptrain.cli.ledger.place import (
     opened_to_sign,
     place_of,
 )
-from dptrain.cli.options import argument, file_argument, file_option
+from dptrain.cli.options import argument, file_argument, file_option, wrong_if
 from dptrain.cli.output import counting, styled
 from dptrain.cli.results import Shown, Told
 from dptrain.errors import ConfigError
 from dptrain.record.registry_watch import registry_of_run
 from ledger import layout
-from ledger.audit.attested import registry_of
+from ledger.audit.attested import Known, registry_of
+from ledger.audit.withdrawals import GivenWithdrawal
+from ledger.budget.audit import holder_of, may_withdraw
+from ledger.budget.leaves import Reference, decode_leaf
+from ledger.budget.log import BudgetLog, is_log
 from ledger.errors import LedgerBusy
 from ledger.leaves import Header
 from ledger.proofs.membership import read_admitted
@@ -103,6 +108,7 @@ def withdraw(
     attestations: Annotated[list[Path] | None, file_option("DATA.attest", "Attestations that are withdrawn; repeat.")] = None,
     registry: Annotated[Path | None, file_option("REGISTRY", "Registry with the signers' keys.")] = None,
     members: MemberRecords = None,
+    owner_key: Annotated[Path | None, file_option("PUB", "For a budget log: key of the corpus owner.")] = None,
     state: StateDirectory = None,
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
@@ -112,11 +118,17 @@ def withdraw(
     A contributor's signature is checked against the registry and against the attestation it withdraws; the owner's
     against the ledger's header. From the next charge on the contribution is drawn no more. What was spent stays spent.
     While a run holds the ledger, and before the first run has made it, put the files into LEDGER.db.withdrawals/ instead
-    (with --state, into DIR/ledger.withdrawals/): the run takes them in by itself.
+    (with --state, into DIR/ledger.withdrawals/): the run takes them in by itself. In a budget log, which a server or a run may
+    hold open, nothing is reserved for the contribution from then on; it takes --owner-key, and --registry where a contributor
+    signed.
 
     Example: `dptrain ledger withdraw ledger.db withdrawals/*.cose --attestations notes.jsonl.attest --registry registry.cbor`
     """
     now, place = int(time.time()), place_of(ledger, state)
+    if is_log(place):
+        wrong_if(bool(attestations or members or ledger_key), "this is a budget log: it takes --owner-key and --registry")
+        return _from_budget(place, withdrawals, owner_key, registry, now)
+    wrong_if(owner_key is not None, "--owner-key is for a budget log: the ledger of a run has it in its header")
     descriptors = {}
     for path in attestations or []:
         descriptors |= {hashlib.sha256(item.descriptor).digest(): item.opened() for item in read_attestations(path)}
@@ -141,6 +153,40 @@ def withdraw(
     unmatched = "  (no leaf names such a contribution; recorded all the same)"
     lines = (f"withdrawn {row['descriptor_hash']}, leaf {row['seq']}{'' if row['matched'] else unmatched}" for row in entered)
     return Told({"withdrawn": entered}, lines)
+
+
+def _from_budget(place: Place, paths: list[Path], owner_key: Path | None, registry: Path | None, now: int) -> Told:
+    """Enters withdrawals into a budget log: all of them are checked before one is entered."""
+    owner = None if owner_key is None else load_public_key(owner_key)
+    wrong_if(owner is None, "a budget log does not say whose corpus it is of: give the owner's key with --owner-key")
+    assert owner is not None
+    known = None if registry is None else Known.of(open_registry(registry, owner))
+    with BudgetLog.open(place) as log:
+        leaves = [decode_leaf(row.body) for row in log.rows(log.size) if row.kind == Reference.KIND]
+        references = {leaf.account: leaf for leaf in leaves if isinstance(leaf, Reference)}
+        checked = [_check_of_budget(path, references, known, owner) for path in paths]
+        entered = []
+        for account in checked:
+            log.withdraw(account, now=now)
+            entered.append({"descriptor_hash": account.hex(), "seq": log.state.withdrawn[account], "matched": True})
+    return Told({"withdrawn": entered}, [f"withdrawn {row['descriptor_hash']}, leaf {row['seq']}" for row in entered])
+
+
+def _check_of_budget(path: Path, references: dict[bytes, Reference], known: Known | None, owner: bytes) -> bytes:
+    """Returns the contribution that a withdrawal names, whose signer may withdraw it."""
+    payload, message = signed_file.read(path, what="withdrawal")
+    given = GivenWithdrawal(path.name, payload, message, Withdrawal.from_cbor(payload))
+    account = given.withdrawal.descriptor_hash
+    leaf = references.get(account)
+    if leaf is None:
+        sentence = f"{str(path)!r} withdraws {account.hex()}, which this log admitted to nothing"
+        raise ConfigError("WITHDRAWAL_UNMATCHED", f"{sentence}; enter it where the contribution was admitted")
+    holder = None if known is None else holder_of(leaf, known)[0]
+    contributor = holder if isinstance(holder, Contributor) else None
+    if not may_withdraw(given, contributor, SignedDescriptor.from_cbor(leaf.descriptor).corpus, owner):
+        sentence = f"{str(path)!r} is signed by nobody of whom it is shown that they may withdraw it"
+        raise ConfigError("WITHDRAWAL_UNPROVEN", f"{sentence}; give the registry with the contributor's key (--registry)")
+    return account
 
 
 def _check_withdrawal(

@@ -110,7 +110,7 @@ class Consents:
             return
         where = f"seq {leaf.seq}"
         if self._brought.known is not None:
-            found = _holder(leaf, self._brought.known)
+            found = holder_of(leaf, self._brought.known)
             if isinstance(found[0], str):
                 self._fault(found[0], where, found[1])
             else:
@@ -157,7 +157,9 @@ class Consents:
         for given in self._brought.withdrawals:
             account = given.withdrawal.descriptor_hash
             if account in state.admitted and account not in state.withdrawn:
-                (late if self._may_withdraw(given) else unproven).add(account)
+                signer = self._holders.get(account, (None, None))[0]
+                proved = may_withdraw(given, signer, self._corpora.get(account), self._brought.owner_key)
+                (late if proved else unproven).add(account)
         if late:
             told = f"{len(late)} contributions have a signed withdrawal that no leaf enters"
             self.notes.append(f"{told}, {min(late).hex()} among them")
@@ -167,23 +169,6 @@ class Consents:
         if self._brought.others:
             self.notes.append(f"{len(self._brought.others)} files beside the withdrawals that were given are none")
         return bool(late)
-
-    def _may_withdraw(self, given: GivenWithdrawal) -> bool:
-        """Tells whether a withdrawal is for the corpus of the contribution, and signed by its contributor or the owner."""
-        account = given.withdrawal.descriptor_hash
-        held = self._holders.get(account)
-        raws = [record.raw for record in held[0].keys] if held else []
-        if self._brought.owner_key is not None:
-            raws.append(self._brought.owner_key)
-        if given.withdrawal.corpus != self._corpora.get(account):
-            return False
-        for raw in raws:
-            try:
-                sign1.verify(given.message, given.payload, raw, typ=sign1.TYP_WITHDRAWAL)
-            except AttestError:
-                continue
-            return True
-        return False
 
     def rows(self, state: BudgetState) -> Iterable[RuleRow]:
         """Yields what contributions spent by rule."""
@@ -205,7 +190,31 @@ class Consents:
             )
 
 
-def _holder(leaf: Reference, known: Known) -> tuple[Contributor, KeyRecord] | tuple[str, str]:
+def may_withdraw(
+    given: GivenWithdrawal, contributor: Contributor | None, corpus: str | None, owner_key: bytes | None
+) -> bool:
+    """Tells whether the signer of a withdrawal may withdraw what it names.
+
+    Guarantee: True means that it is for the corpus given, and signed by a key that the registry has of the contributor who
+    signed the contribution, or by the owner of the corpus; nobody else's signature is enough.
+
+    Args:
+        contributor: who signed the contribution, as `holder_of` says; None where nothing shows it.
+        corpus: for which the contribution was signed. owner_key: 32 raw bytes; None where it is not known.
+    """
+    raws = [] if contributor is None else [record.raw for record in contributor.keys]
+    if corpus is None or given.withdrawal.corpus != corpus:
+        return False
+    for raw in raws if owner_key is None else [*raws, owner_key]:
+        try:
+            sign1.verify(given.message, given.payload, raw, typ=sign1.TYP_WITHDRAWAL)
+        except AttestError:
+            continue
+        return True
+    return False
+
+
+def holder_of(leaf: Reference, known: Known) -> tuple[Contributor, KeyRecord] | tuple[str, str]:
     """Returns who signed a REFERENCE leaf, with the key, by a registry; or code and sentence of what is wrong with that."""
     message = sign1.read(leaf.sign1)
     name = message.headers.key_id.hex()
