@@ -39,7 +39,10 @@ RULES: Final = {
         rf"\b(?:{_NAME} ){{1,4}}(?:Court|Office|Ministry|Police|Prison|Hospital|Tribunal|Commission|Authority)\b"
         r"|\bMinistry of (?:[A-Z]\w+ ?)+|\bthe [A-Z]\w+ Government\b|\b(?:FIRST|SECOND|THIRD|FOURTH|FIFTH) SECTION\b"
     ),
-    "QUANTITY": r"(?:\b(?:EUR|TRL|PLN|GBP|ATS|DEM|SEK)|[€£$]) ?\d[\d,.]*|\b\d[\d,.]* (?:euros?|per cent|years?|months?|days?)\b",
+    "QUANTITY": (
+        r"(?:\b(?:EUR|TRL|PLN|GBP|ATS|DEM|SEK)|[€£$]) ?\d[\d,.]*|\b\d[\d,.]* (?:euros?|per cent|years?|months?|days?)\b"
+        r"|\b(?:one|two|three|four|five|six|seven|eight|ten|twelve|fifteen) (?:years?|months?|days?)\b"
+    ),
 }  # fmt: skip
 """Patterns by type of TAB; its MISC has none."""
 
@@ -63,7 +66,7 @@ def against_gold(path: Path) -> dict[str, dict[str, float]]:
     Args:
         path: rows with ``text`` and ``mask``, a list of begin, end and type.
     """
-    hit, gold, right, ours = Counter(), Counter(), Counter(), Counter()  # type: Counter[str], Counter[str], Counter[str], Counter[str]
+    hit, gold, right, ours = (Counter[str]() for _ in range(4))
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         mine, theirs = spans(row["text"]), [(begin, end, kind) for begin, end, kind in row["mask"]]

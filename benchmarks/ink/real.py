@@ -39,8 +39,8 @@ Made = Callable[[], Arm | AugPE | None]
 def arms(world: World) -> Iterator[tuple[Row, Made]]:
     """Yields what is said of each arm, and what makes it; None is one that cannot write."""
     T = world.tokens
-    yield {"arm": "public", "epsilon": 0.0, "B": 0}, PublicOnly
     for B in SIZES:
+        yield {"arm": "public", "epsilon": 0.0, "B": B}, PublicOnly  # reads none; held against the references of B
         yield {"arm": "non-private", "epsilon": None, "B": B}, lambda B=B: NonPrivate(B)
         for each in EPSILONS:
             said = {"epsilon": each, "B": B}
@@ -121,7 +121,7 @@ class Bench:
             row["mauve"] = metrics.mauve(self.held, features)
             if cases[0][0] is not None:
                 kinds = list(STATES)
-                labels, truth = [kinds.index(str(label)) for label, _ in cases], [kinds.index(str(one)) for one in self.truth]
+                labels, truth = [kinds.index(str(case[0])) for case in cases], [kinds.index(str(one)) for one in self.truth]
                 row["classifier"] = metrics.classifier_accuracy(features, labels, self.held, truth)
         return row
 
@@ -203,25 +203,24 @@ def _interval(values: Sequence[float]) -> list[float | None]:
 
 
 def verdicts(table: Sequence[Row]) -> dict[str, Any]:
-    """Says by world which arms differ from the public one in the use of references: those whose 99 % intervals do not meet."""
+    """Says by world which arms use references more than public text does by chance: those whose 99 % intervals do not meet."""
     said: dict[str, Any] = {}
     for world in dict.fromkeys(row["world"] for row in table):
         mine = [row for row in table if row["world"] == world and "uses" in row]
-        public = next((row["uses"] for row in mine if row["arm"] == "public"), None)
-        if public is None or public[1] is None:
-            continue
+        public = {row["B"]: row["uses"] for row in mine if row["arm"] == "public" and row["uses"][1] is not None}
         far = [
             f"{row['arm']}, epsilon {row['epsilon']}, B {row['B']}" + (f", rounds {row['rounds']}" if row["rounds"] else "")
             for row in mine
-            if row["uses"][0] - public[0] > row["uses"][1] + public[1]
+            if row["B"] in public and row["uses"][0] - public[row["B"]][0] > row["uses"][1] + public[row["B"]][1]
         ]
-        said[world] = {"public": public, "above_public": far}
+        said[world] = {"public": {str(B): each for B, each in public.items()}, "above_public": far}
     return said
 
 
 def render(table: Sequence[Row]) -> str:
     """Returns the table for a terminal."""
-    lines = [f"{'arm':<34}{'eps':>5}{'B':>3}{'R':>3}  uses         MAUVE .9/5   ppl gap page/scripts  tokens  calls    clock  right"]
+    titles = "uses         MAUVE .9/5   ppl gap page/scripts  tokens  calls    clock  right"
+    lines = [f"{'arm':<34}{'eps':>5}{'B':>3}{'R':>3}  {titles}"]
     for row in table:
         epsilon = "-" if row["epsilon"] is None else f"{row['epsilon']:g}"
         start = f"{row['world'] + ' ' + row['arm']:<34}{epsilon:>5}{row['B']:>3}{row['rounds'] or '':>3}"
@@ -235,7 +234,8 @@ def render(table: Sequence[Row]) -> str:
         half = row["uses"][1]
         note = f" ({row['guarantee']})" if row["guarantee"] == NO_GUARANTEE else ""
         lines.append(
-            f"{start}  {mean('uses'):.3f} {'' if half is None else f'+-{half:.3f}':<8}{mean('mauve 0.9'):.3f}/{mean('mauve 5.0'):.3f}"
+            f"{start}  {mean('uses'):.3f} {'' if half is None else f'+-{half:.3f}':<8}"
+            f"{mean('mauve 0.9'):.3f}/{mean('mauve 5.0'):.3f}"
             f"  {mean('perplexity_gap page'):6.2f}/{mean('perplexity_gap scripts'):6.2f}  {mean('tokens'):6.1f}"
             f"  {mean('calls_per_text'):7.0f}  {mean('clock'):6.2f}  {mean('classifier'):.2f}{note}"
         )
@@ -260,7 +260,8 @@ def main(given: Sequence[str] | None = None) -> int:
     for name in options.worlds:
         world = tab(options.data, options.world / "tab") if name == "tab" else stories(options.data, options.count)
         bench = Bench(world, options.count, draws=draws)
-        told[name] = world.told | {"tokens": world.tokens, "real_tokens": metrics.lengths([world.encode(t) for t in bench.real], 8)}
+        lengths = metrics.lengths([world.encode(text) for text in bench.real], 8)
+        told[name] = world.told | {"tokens": world.tokens, "lengths_held_out": lengths}
         if name == "tab":
             told[name] |= {"entities_held_out": entities.counts(bench.real)}
             told[name] |= {"entity_rules": entities.against_gold(options.data / "tab" / "tab_test.jsonl")}

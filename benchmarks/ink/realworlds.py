@@ -75,7 +75,8 @@ class Split:
         for state, texts in STATES.items():
             mine = [head for head in every if head.state == state]
             if len(mine) < texts * (MOST + 1):
-                raise ValueError(f"{len(mine)} heads against {state}; expected {texts * (MOST + 1)}, 8 for each of {texts} texts")
+                sentence = f"{len(mine)} heads against {state}"
+                raise ValueError(f"{sentence}; expected {texts * (MOST + 1)}, 8 for each of {texts} texts")
             references += mine[: texts * MOST]
             held_out += mine[texts * MOST : texts * (MOST + 1)]
         taken = {head.id for head in references + held_out}
@@ -155,9 +156,8 @@ def pieces(public: Sequence[str], vocabulary: int) -> Any:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     letters = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
-        public, trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=list(MARKS), initial_alphabet=letters, show_progress=False)
-    )  # fmt: skip
+    how = {"vocab_size": vocabulary, "special_tokens": list(MARKS), "initial_alphabet": letters, "show_progress": False}
+    made.train_from_iterator(public, trainers.BpeTrainer(**how))
     return made
 
 
@@ -178,7 +178,8 @@ def learnt(public: Sequence[Head], made: Any, size: Size, seed: int = 0) -> Llam
 
     def row() -> tuple[list[int], list[int]]:
         head = numbers.choice(public)
-        given = [] if numbers.random() < 0.25 else made.encode(exchanged(numbers.choice(by_state[head.state]), public, numbers)).ids
+        other = exchanged(numbers.choice(by_state[head.state]), public, numbers)
+        given = [] if numbers.random() < 0.25 else made.encode(other).ids
         text = made.encode(exchanged(head, public, numbers)).ids[: TOKENS - 1]
         return [ids["<ref>"], *given[:TOKENS], ids["<gen>"]], [*text, ids["</s>"]]
 

@@ -100,8 +100,8 @@ class Bench:
         row = {
             "share": float(np.mean([topicworld.share(text, kind) for text, kind in zip(texts, kinds, strict=True)])),
             "grammar": topicworld.grammar(texts), "sentences": topicworld.sentences(texts),
-            "calls_per_text": written.calls / self.count, "seconds": round(written.seconds, 3), "clock": round(written.clock, 3),
-            "private": written.private,
+            "calls_per_text": written.calls / self.count, "private": written.private,
+            "seconds": round(written.seconds, 3), "clock": round(written.clock, 3),
             "true_epsilon": _finite(bill.epsilon), "claimed_epsilon": bill.claimed, "guarantee": bill.guarantee,
             "tokens": float(np.mean([len(ids) for ids in written.ids])), "lengths": metrics.lengths(written.ids),
             "clip": getattr(arm, "clip", None), "examples": {str(place): texts[place] for place in self.draws},
