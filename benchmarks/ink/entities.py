@@ -41,7 +41,6 @@ RULES: Final = {
     ),
     "QUANTITY": (
         r"(?:\b(?:EUR|TRL|PLN|GBP|ATS|DEM|SEK)|[€£$]) ?\d[\d,.]*|\b\d[\d,.]* (?:euros?|per cent|years?|months?|days?)\b"
-        r"|\b(?:one|two|three|four|five|six|seven|eight|ten|twelve|fifteen) (?:years?|months?|days?)\b"
     ),
 }  # fmt: skip
 """Patterns by type of TAB; its MISC has none."""

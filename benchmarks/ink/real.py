@@ -143,13 +143,15 @@ class Bench:
             calls += made.calls
             return [world.decode(ids) for ids in made.ids]
 
+        def varied(texts: Sequence[str]) -> list[str]:
+            return written([world.prompt(world.encode(text)[: world.tokens]) for text in texts])
+
         for label in dict.fromkeys(label for label, _ in cases):
             mine = [references for one, references in cases if one == label]
+            voters = self.words([text for one in mine for text in one])
             found[label] = arm.write(
-                len(mine), self.words([text for one in mine for text in one]),
-                lambda count: written([world.prompt(None)] * count),
-                lambda texts: written([world.prompt(world.encode(text)[: world.tokens]) for text in texts]), self.words, numbers,
-            )  # fmt: skip
+                len(mine), voters, lambda count: written([world.prompt(None)] * count), varied, self.words, numbers
+            )
         ids = [[*world.encode(found[label].pop(0)), world.end][: world.tokens] for label, _ in cases]
         return Written(ids, calls, 1.0, time.process_time() - seconds, time.perf_counter() - start)
 

@@ -2,14 +2,18 @@
 
     python -m benchmarks.ink.run --world FOLDER --out benchmarks/ink.json --plot curve.svg
 
+    python -m benchmarks.ink.run --model tinyllama --data tab --references echr_train.json
+
 FOLDER holds the model of the world, or gets it. ``--formulas`` names the module whose InvisibleInk is measured. References,
 topics and held-out texts are made from the seed, and so is the sampling: what is measured is utility, and nothing is private.
+``--model`` runs the published settings of a model of the hub instead: see `benchmarks.ink.hub`.
 """
 
 import argparse
 import json
 import math
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -304,6 +308,10 @@ def written_out(result: Row) -> str:
 
 def main(given: Sequence[str] | None = None) -> int:
     """Runs what the command line asks for."""
+    if any(each.partition("=")[0] == "--model" for each in (sys.argv[1:] if given is None else given)):
+        from benchmarks.ink import hub
+
+        return hub.main(given)
     parser = argparse.ArgumentParser(prog="benchmarks.ink.run", description=__doc__.splitlines()[0])
     parser.add_argument("--world", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--out", type=Path, default=Path("bench-ink.json"), metavar="JSON")
