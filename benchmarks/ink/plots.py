@@ -10,7 +10,7 @@ be looked at when numbers are chosen. Sampling is seeded; nothing is private.
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -54,14 +54,14 @@ def mean(values: Sequence[float]) -> list[float]:
 # Without references: tau and k are chosen on public text
 
 
-def tau_by_k(bench: RealBench, count: int) -> list[Row]:
+def tau_by_k(bench: RealBench, count: int, taus: Sequence[float] = TAUS, ks: Sequence[int] = (*KS, EVERY)) -> list[Row]:
     """Returns MAUVE of public-only texts beside public texts, by temperature and k (figure 2 of the page)."""
     world = bench.world
     texts = [world.decode(world.encode(text)[: world.tokens]) for text in world.public[:count]]
     real = bench.encoder(texts)
     rows = []
-    for tau in TAUS:
-        for k in (*KS, EVERY):
+    for tau in taus:
+        for k in ks:
             prompts = [[world.prompt(None)]] * count
             ids = write(world.model, PublicOnly(tau, k), prompts, world.tokens, world.end, 1).ids
             found = metrics.mauve(real, bench.encoder([world.decode(each) or "." for each in ids]))
@@ -210,17 +210,17 @@ def by_vocabulary(data: Path, folder: Path, seeds: Sequence[int], count: int = 1
     """Returns utility by k at epsilon 10 and B = 7 on court cases, at two vocabularies of byte pairs (figure 6 of the page)."""
     rows = []
     for vocabulary in (512, 2048):
-        world = realworlds.tab(data, folder / f"tab-{vocabulary}", realworlds.Size(vocabulary=vocabulary))
+        world = realworlds.tab(data, folder / f"tab-{vocabulary}", realworlds.Size(vocabulary=vocabulary, steps=400))
         bench = RealBench(world, count)
-        for k in (*KS, EVERY):
+        for k in (10, 50, EVERY):
             found = [bench.measure(Ink.calibrated(product, 10.0, DELTA, 7, world.tokens, k=k), 7, seed) for seed in seeds]
             row = {"vocabulary": vocabulary, "k": None if k == EVERY else k, "uses": mean([each["uses"] for each in found])}
             rows.append(row | {f"mauve {key}": mean([each["mauve"][key] for each in found]) for key in metrics.SCALINGS})
     return rows
 
 
-def measured(world: Path, data: Path | None, count: int = 96, groups: int = 12) -> Row:
-    """Returns the figures of all plots; those on real texts only where there are data."""
+def measured(world: Path, data: Path | None, count: int = 96, groups: int = 12) -> Iterator[Row]:
+    """Yields the figures of plots, more each time; those on real texts only where there are data."""
     model = topicworld.world(world / "ink")
     words, cases = Words.of_the_world(), topicworld.cases(count, 7, 1)
     prompts = [[*map(words.prompt, case.references), words.prompt(None)] for case in cases]
@@ -230,14 +230,17 @@ def measured(world: Path, data: Path | None, count: int = 96, groups: int = 12) 
         "expansion": {"topics": expansion(model, prompts, LONGEST, words.end, (10, 50, 100))},
         "tau_by_k": {"topics": tau_by_k(RealBench(_topics(model), count, topicworld.features), count)},
     }  # fmt: skip
-    if data is not None:
-        tab, stories = realworlds.tab(data, world / "tab"), realworlds.stories(data)
-        found["spread"] |= {each.name: spread(each.model, real_groups(each, groups)) for each in (tab, stories)}
-        each = [tab.prompts(references) for _, references in tab.cases(100, 7, 1)]
-        found["expansion"]["tab"] = expansion(tab.model, each, tab.tokens, tab.end, (10, 50, 100))
-        found["tau_by_k"]["tab"] = tau_by_k(RealBench(tab, 100), 100)
-        found["by_vocabulary"] = by_vocabulary(data, world, SEEDS)
-    return found
+    yield found
+    if data is None:
+        return
+    tab, stories = realworlds.tab(data, world / "tab"), realworlds.stories(data)
+    found["spread"] |= {each.name: spread(each.model, real_groups(each, groups)) for each in (tab, stories)}
+    some = [tab.prompts(references) for _, references in tab.cases(100, 7, 1)[::2]]
+    found["expansion"]["tab"] = expansion(tab.model, some, tab.tokens, tab.end, (10, 50, 100))
+    yield found
+    found["tau_by_k"]["tab"] = tau_by_k(RealBench(tab, 100), 100, (0.6, 0.8, 1.0, 1.2), (5, 20, 100, EVERY))
+    yield found
+    yield found | {"by_vocabulary": by_vocabulary(data, world, SEEDS)}
 
 
 def _topics(model: Any) -> realworlds.World:
@@ -269,7 +272,7 @@ def _heat(name: str, figure: "Figure", found: Row) -> None:
     (axes,) = _axes(figure)
     axes.grid(visible=False)
     rows = found["tau_by_k"][name]
-    taus, ks = sorted({row["tau"] for row in rows}), [*KS, None]
+    taus, ks = sorted({row["tau"] for row in rows}), list(dict.fromkeys(row["k"] for row in rows))
     table = [[next(r["mauve"]["5.0"] for r in rows if (r["tau"], r["k"]) == (tau, k)) for k in ks] for tau in taus]
     image = axes.imshow(table, origin="lower", aspect="auto", vmin=0, vmax=1, cmap="viridis")
     axes.set_xticks(range(len(ks)), [str(k or "all") for k in ks])
@@ -392,10 +395,9 @@ def main(given: Sequence[str] | None = None) -> int:
         print("\n".join(map(str, draw(json.loads(KEPT.read_text(encoding="utf-8")), table, options.draw))))
         return 0
     torch.set_num_threads(1)
-    found = versions() | {"command": "python -m benchmarks.ink.plots", "seeds": SEEDS, "delta": DELTA} | measured(
-        options.world, options.data
-    )  # fmt: skip
-    options.out.write_text(run.written_out(found), encoding="utf-8")
+    told = versions() | {"command": "python -m benchmarks.ink.plots", "seeds": SEEDS, "delta": DELTA}
+    for found in measured(options.world, options.data):
+        options.out.write_text(run.written_out(told | found), encoding="utf-8")
     return 0
 
 
