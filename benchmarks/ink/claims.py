@@ -31,7 +31,8 @@ PUBLIC: Final = 68.56
 TABLE_12: Final = {1: (0.08, 10.17, 6.05), 3: (0.23, 10.52, 7.80), 5: (0.36, 10.52, 7.77), 10: (0.66, 11.24, 10.85)}
 """C, effective k and expansion tokens by epsilon at k = 10."""
 
-FORMULAS, TASKS, HERE = "tests/inference/test_ink_formulas.py", "tests/inference/test_ink_tasks.py", "tests/test_benchmarks_ink.py"
+FORMULAS, TASKS = "tests/inference/test_ink_formulas.py", "tests/inference/test_ink_tasks.py"
+HERE: Final = "tests/test_benchmarks_ink.py"
 
 
 def kept(name: str) -> Any:
@@ -47,7 +48,8 @@ def computation() -> list[Row]:
     """Returns claims on model calls at equal utility, and on the cost of a token."""
     said = kept("ink")["verdicts"]
     rows = []
-    for way, label in (("amin", "at its true sensitivity 2C/B"), ("amin-page", "at the page's C/B, its epsilon twice what it says")):
+    ways = (("amin", "at its true sensitivity 2C/B"), ("amin-page", "at the page's C/B, which says less than it costs"))
+    for way, label in ways:
         cells = said[f"calls_of_{way}_over_ours"]
         counts = {f"above {least}x": sum(low >= least for low, _ in cells.values()) for least in (4, 8)}
         verdict = ", ".join(f"{name} in {count} of {len(cells)} cells" for name, count in counts.items())
@@ -76,8 +78,10 @@ def formulas() -> list[Row]:
     captions = {"C = 0.1": 1.3, "C = 1.0": 17.6}
     true = {f"C = {C}": round(epsilon_of_rho(rho(C, 7, 1.2, 500), DELTA), 2) for C in (0.1, 1.0)}
     norms = {str(epsilon): round(clip_norm(epsilon, DELTA, 500, 7, 1.2), 3) for epsilon in TABLE_12}
-    cells = {f"epsilon {epsilon}": [["INF", "text"][feasible(epsilon, DELTA, B, page=True)] for B in (31, 63, 127)] for epsilon in TABLE_2}
-    right = {f"epsilon {epsilon}": [["INF", "text"][feasible(epsilon, DELTA, B)] for B in (31, 63, 127)] for epsilon in TABLE_2}
+    cells, right = (
+        {f"epsilon {each}": [["INF", "text"][feasible(each, DELTA, B, page=page)] for B in (31, 63, 127)] for each in TABLE_2}
+        for page in (True, False)
+    )
     page = Amin.calibrated(10.0, DELTA, 63, 500, tau=1.2, noise=0.0, page=True)
     assert page is not None  # without screening any is feasible
     return [
@@ -130,7 +134,7 @@ def gains() -> Row:
     best = {f"epsilon {epsilon}": round(max(row[0]) - PUBLIC, 1) for epsilon, row in TABLE_2.items()}
     below = sum(cell < PUBLIC for row in TABLE_2.values() for cell in row[0])
     ours: dict[str, Any] = {}
-    for world, table, key in (("topics", kept("ink")["table"], "share"), ("tab", kept("ink_real")["table"], "uses")):
+    for world, table in (("topics", kept("ink")["table"]), ("tab", kept("ink_real")["table"])):
         mine = [row for row in table if row.get("world", "topics") == world and "infeasible" not in row]
         public = max(_mauve(row) for row in mine if row["arm"] == "public")
         for epsilon in (1.0, 3.0, 10.0):
