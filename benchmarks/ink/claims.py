@@ -8,7 +8,7 @@ Nothing runs a model: figures come from formulas, and from what the other benchm
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -206,6 +206,16 @@ def claims() -> list[Row]:
     found = [*computation(), *formulas(), prompts(), gains(), *expansions(), *rivals()]
     made: list[Row] = json.loads(json.dumps(found))
     return made
+
+
+def lines() -> Iterator[str]:
+    """Yields the table in Markdown: what is said where, what was found, and the test."""
+    yield "| published | where | what holds | test |"
+    yield "|---|---|---|---|"
+    for row in kept("ink_claims"):
+        said = row["published"]
+        short = f": {said}" if isinstance(said, int | float) and not isinstance(said, bool) else ""
+        yield f"| {row['claim']}{short} | {row['where']} | {row['verdict']} | `{row['test'].partition('::')[2]}` |"
 
 
 def main(given: Sequence[str] | None = None) -> int:

@@ -211,7 +211,8 @@ def by_vocabulary(data: Path, folder: Path, seeds: Sequence[int], count: int = 5
     """Returns utility by k at epsilon 10 and B = 7 on court cases, at two vocabularies of byte pairs (figure 6 of the page)."""
     rows = []
     for vocabulary in VOCABULARIES:
-        world = realworlds.tab(data, folder / (f"tab-{vocabulary}" if vocabulary != 1024 else "tab"), realworlds.Size(vocabulary=vocabulary))
+        size = realworlds.Size(vocabulary=vocabulary)
+        world = realworlds.tab(data, folder / ("tab" if size == realworlds.Size() else f"tab-{vocabulary}"), size)
         bench = RealBench(world, count)
         for k in (10, 50, EVERY):
             found = [bench.measure(Ink.calibrated(product, 10.0, DELTA, 7, world.tokens, k=k), 7, seed) for seed in seeds]

@@ -219,6 +219,23 @@ def verdicts(table: Sequence[Row]) -> dict[str, Any]:
     return said
 
 
+def lines(table: Sequence[Row], world: str = "tab") -> Iterator[str]:
+    """Yields the table of one world in Markdown: means over seeds, with the half width of the 99 % interval."""
+    yield "| arm | epsilon | B | uses of references | MAUVE .9 | MAUVE 5 | model calls a text | seconds, all texts |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for row in table:
+        if row["world"] != world:
+            continue
+        name = row["arm"] + (f", {row['rounds']} rounds" if row["rounds"] else "")
+        start = f"| {name} | {'none' if row['epsilon'] is None else format(row['epsilon'], 'g')} | {row['B']} |"
+        if "infeasible" in row:
+            yield f"{start} infeasible | | | | |"
+            continue
+        uses = " ± ".join(f"{value:.2f}" for value in row["uses"] if value is not None)
+        mauve = " | ".join(f"{row[f'mauve {scaling}'][0]:.2f}" for scaling in metrics.SCALINGS)
+        yield f"{start} {uses} | {mauve} | {row['calls_per_text'][0]:.0f} | {row['clock'][0]:.1f} |"
+
+
 def render(table: Sequence[Row]) -> str:
     """Returns the table for a terminal."""
     titles = "uses         MAUVE .9/5   ppl gap page/scripts  tokens  calls    clock  right"
