@@ -325,7 +325,6 @@ def _clip_norms(figure: "Figure", found: Row) -> None:
         for place, (name, label) in enumerate(names.items()):
             rows = [row for row in found["clip_norms"] if row["epsilon"] == epsilon and row[name] is not None]
             _line(axes, place, [(row["B"], row[name]) for row in rows], label)
-        axes.axhspan(8, 10, color=GRID, zorder=0)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set(xlabel="B", title=f"epsilon {epsilon:g}", ylim=(5e-3, 60))
@@ -363,7 +362,7 @@ PICTURES: Final[dict[str, tuple[str, str, Callable[["Figure", Row], None], float
     "vocabularies": ("by_vocabulary", "k at two vocabularies, epsilon 10, B = 7", _vocabulary, 8.0),
     "tau": ("tau_at_epsilon_10", "Temperature at epsilon 10, B = 7", _by_tau, 8.0),
     "clip": ("by_clip", "Utility by clip norm, B = 7", _by_clip, 5.6),
-    "clip-norms": ("clip_norms", "Clip norm by B, T = 500; grey: what clipping of whole logits needs", _clip_norms, 12.0),
+    "clip-norms": ("clip_norms", "Clip norm by B, T = 500, temperature 1.2", _clip_norms, 12.0),
     "expansion": ("expansion", "What Top-k+ adds, B = 7", _expansion, 8.0),
 }
 """By name: the figures that each needs, title, how it is drawn, width."""
