@@ -117,6 +117,7 @@ bench-ink-real: $(STAMP)
 
 bench-ink-plots: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ink.plots $(or $(ARGS),--data ../shared/data)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ink.plots $(or $(ARGS),--data ../shared/data) --vocabularies
 
 bench-ink-pictures: $(STAMP)
 	$(BIN)/python -m benchmarks.ink.plots --draw $(or $(DIR_INK),build/ink-pictures)

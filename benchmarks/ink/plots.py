@@ -1,9 +1,11 @@
 """Measures what plots of InvisibleInk show, writes it as JSON, and draws it.
 
     python -m benchmarks.ink.plots --world build --data DATA --out benchmarks/ink_plots.json
+    python -m benchmarks.ink.plots --world build --data DATA --out benchmarks/ink_plots.json --vocabularies
     python -m benchmarks.ink.plots --draw build/ink-pictures
 
-The first measures, in the topic world and, with DATA, on court cases and stories as well. The second draws what is in
+The first measures, in the topic world and, with DATA, on court cases and stories as well; the second adds k at two
+vocabularies, for which a model is trained. The third draws what is in
 benchmarks/ink_plots.json and benchmarks/ink.json. References are public texts where a plot says so: what is shown there may
 be looked at when numbers are chosen. Sampling is seeded; nothing is private.
 """
@@ -245,7 +247,6 @@ def measured(world: Path, data: Path | None, count: int = 96, groups: int = 12) 
     yield found
     found["tau_by_k"]["tab"] = tau_by_k(RealBench(tab, 100), 100, (0.6, 0.8, 1.0, 1.2), (5, 50, EVERY))
     yield found
-    yield found | {"by_vocabulary": by_vocabulary(data, world, SEEDS)}
 
 
 def _topics(model: Any) -> realworlds.World:
@@ -392,6 +393,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--world", type=Path, default=Path("build"), metavar="FOLDER", help="holds the models, or gets them")
     parser.add_argument("--data", type=Path, metavar="DATA", help="as of benchmarks.ink.real; without it the topic world alone")
     parser.add_argument("--out", type=Path, default=Path("bench-ink-plots.json"), metavar="JSON")
+    parser.add_argument("--vocabularies", action="store_true", help="k at two vocabularies alone, beside what --out has")
     parser.add_argument("--draw", type=Path, metavar="FOLDER", help="draw what is kept, and measure nothing")
     options = parser.parse_args(given)
     if options.draw:
@@ -400,6 +402,11 @@ def main(given: Sequence[str] | None = None) -> int:
         return 0
     torch.set_num_threads(1)
     told = versions() | {"command": "python -m benchmarks.ink.plots", "seeds": SEEDS, "delta": DELTA}
+    if options.vocabularies:
+        kept = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else told
+        found = {"by_vocabulary": by_vocabulary(options.data, options.world, SEEDS)}
+        options.out.write_text(run.written_out(kept | found), encoding="utf-8")
+        return 0
     for found in measured(options.world, options.data):
         options.out.write_text(run.written_out(told | found), encoding="utf-8")
     return 0
