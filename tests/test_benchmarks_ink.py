@@ -847,3 +847,17 @@ def test_nothing_of_mimic_or_made_from_it_is_printed_or_written(weights, tmp_pat
     assert "SECRET" not in told and "example" not in told and "Discharge" not in told
     with pytest.raises(ConfigError, match="6 records make 3 batches of 2, and 0 are left; expected 3 of both"):
         hub.divided(list(loaders.mimic(path)), 2, 3)
+
+
+# Speed, cost and memory
+
+
+def test_recorded_speed_cost_and_memory_are_within_their_targets() -> None:
+    found = json.loads((ROOT / "benchmarks" / "inference_ink.json").read_text())
+    for row in found["rows"]:
+        assert row["ratio"]["processor"]["median"] >= 0.9
+        assert row["cost_in_tokens_of_one_row"]["median"] <= row["cost_in_tokens_of_one_row"]["bound"] == found["B"] + 1
+    ours = {(row["allocator"], row["model"]): row for row in found["memory"] if row["way"] == "ours"}
+    assert ours["fixed", "25M"]["over"] <= 1.1
+    for row in found["memory"]:
+        assert row["grown"] > 0 and row["caches"] > 0

@@ -4,7 +4,7 @@
 
 DATA holds tab/, text/tinystories/ and stories260K/. The model of court cases is trained in minutes and kept in the folder.
 Texts have T tokens at most in every arm, so times are those of equal text. References are used once a seed, in batches by a
-salted hash. What is measured is utility: the sampling is seeded, and nothing is private.
+salted hash. What is measured is utility: the sampling is seeded, and nothing is private. What the file has is not run again.
 """
 
 import argparse
@@ -221,7 +221,7 @@ def verdicts(table: Sequence[Row]) -> dict[str, Any]:
 
 def lines(table: Sequence[Row], world: str = "tab") -> Iterator[str]:
     """Yields the table of one world in Markdown: means over seeds, with the half width of the 99 % interval."""
-    yield "| arm | epsilon | B | uses of references | MAUVE .9 | MAUVE 5 | model calls a text | seconds, all texts |"
+    yield "| arm | epsilon | B | uses of references | MAUVE .9 | MAUVE 5 | model calls a text | processor seconds, all texts |"
     yield "|---|---|---|---|---|---|---|---|"
     for row in table:
         if row["world"] != world:
@@ -233,7 +233,7 @@ def lines(table: Sequence[Row], world: str = "tab") -> Iterator[str]:
             continue
         uses = " ± ".join(f"{value:.2f}" for value in row["uses"] if value is not None)
         mauve = " | ".join(f"{row[f'mauve {scaling}'][0]:.2f}" for scaling in metrics.SCALINGS)
-        yield f"{start} {uses} | {mauve} | {row['calls_per_text'][0]:.0f} | {row['clock'][0]:.1f} |"
+        yield f"{start} {uses} | {mauve} | {row['calls_per_text'][0]:.0f} | {row['seconds'][0]:.1f} |"
 
 
 def render(table: Sequence[Row]) -> str:
@@ -273,9 +273,10 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--arms", nargs="+", metavar="NAME", help="default: all")
     options = parser.parse_args(given)
     torch.set_num_threads(1)
-    draws = tuple(secrets.randbelow(options.count) for _ in range(3))  # by the system's entropy: nobody chose them
-    rows: list[Row] = []
-    told: dict[str, Any] = {}
+    before = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
+    drawn = [secrets.randbelow(options.count) for _ in range(3)]  # by the system's entropy: nobody chose them
+    draws, told, rows = tuple(before.get("draws", drawn)), dict(before.get("worlds", {})), list(before.get("rows", []))
+    there = {_key(row) for row in rows}
     for name in options.worlds:
         world = tab(options.data, options.world / "tab") if name == "tab" else stories(options.data, options.count)
         bench = Bench(world, options.count, draws=draws)
@@ -286,19 +287,31 @@ def main(given: Sequence[str] | None = None) -> int:
             told[name] |= {"entity_rules": entities.against_gold(options.data / "tab" / "tab_test.jsonl")}
         for said, make in arms(world):
             for seed in options.seeds if not options.arms or said["arm"] in options.arms else ():
-                arm = make()
-                found = {"infeasible": True} if arm is None else bench.measure(arm, said["B"], seed)
-                rows.append({"world": name} | said | {"seed": seed} | found)
+                row: Row = {"world": name} | said | {"seed": seed}
+                if _key(row) not in there:
+                    arm = make()
+                    found = {"infeasible": True} if arm is None else bench.measure(arm, said["B"], seed)
+                    rows.append(json.loads(json.dumps(row | found)))
+                    _keep(options, told, draws, rows)
+    _keep(options, told, draws, rows)
     table = summary(rows)
     print(render(table))
+    print(json.dumps(verdicts(table), indent=1))
+    return 0
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(row.get(name) for name in ("world", "arm", "epsilon", "B", "rounds", "seed"))
+
+
+def _keep(options: argparse.Namespace, told: Row, draws: Sequence[int], rows: Sequence[Row]) -> None:
+    table = summary(rows)
     result = versions() | {
         "command": "python -m benchmarks.ink.real", "encoder": ENCODER, "scorer": SCORER, "texts": options.count,
         "seeds": options.seeds, "delta": DELTA, "worlds": told, "verdicts": verdicts(table), "draws": draws, "table": table,
         "rows": rows,
     }  # fmt: skip
     options.out.write_text(written_out(result), encoding="utf-8")
-    print(json.dumps(result["verdicts"], indent=1))
-    return 0
 
 
 if __name__ == "__main__":
