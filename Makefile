@@ -24,14 +24,14 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow lint types pages bench bench-scaling bench-start bench-lengths bench-against bench-beside bench-prism bench-ink bench-quickstart bench-gate bench-ledger bench-serve bench-corpora gpu fuzz faults lies mutations mutants interop zoo house clean
+.PHONY: help install demo test slow lint types pages bench bench-scaling bench-start bench-lengths bench-against bench-beside bench-prism bench-ink bench-ink-real bench-ink-plots bench-ink-pictures bench-ink-claims bench-ink-speed bench-quickstart bench-gate bench-ledger bench-serve bench-corpora gpu fuzz faults lies mutations mutants interop zoo house clean
 .PHONY: dist lock docs docs-serve pictures
 
 help:
 	@echo "make demo    the whole way on real data, from keys to a verified export, into $(DIR)/"
 	@echo "make test    the test suite (make slow: the long tests)"
 	@echo "make lint    ruff; make types: mypy; make bench: a step against the fastest without privacy; make clean: remove what make made"
-	@echo "make bench-scaling   cost against sizes; bench-start: the probes; bench-lengths: public lengths; bench-against: beside a revision; bench-beside: whole programs beside Opacus; bench-prism: ways to train LoRA; bench-ink: ways to write from private references; bench-quickstart; bench-gate, bench-ledger: these rooms; bench-serve: what a request pays; bench-corpora: large corpora; make gpu: the step on a CUDA device"
+	@echo "make bench-scaling   cost against sizes; bench-start: the probes; bench-lengths: public lengths; bench-against: beside a revision; bench-beside: whole programs beside Opacus; bench-prism: ways to train LoRA; bench-ink: ways to write from private references (bench-ink-real, -plots, -pictures, -claims, -speed); bench-quickstart; bench-gate, bench-ledger: these rooms; bench-serve: what a request pays; bench-corpora: large corpora; make gpu: the step on a CUDA device"
 	@echo "make fuzz    fuzz every reader of bytes from outside for FUZZ_SECONDS (600)"
 	@echo "make faults  fail and kill every system call of a ledger's writers, and lose power after each"
 	@echo "make zoo     hundreds of model families through the start of a run, held to what is expected of each"
@@ -110,6 +110,24 @@ bench-prism: $(STAMP)
 # Ways to write texts from private references, in a world that is trained in a minute: utility against model calls and epsilon.
 bench-ink: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ink.run $(or $(ARGS),--world build/ink --plot bench-ink.svg)
+
+# The same on court cases (TAB) and stories, with DATA; then what plots show; then the plots, from what is kept; published claims.
+bench-ink-real: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ink.real $(or $(ARGS),--data ../shared/data)
+
+bench-ink-plots: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ink.plots $(or $(ARGS),--data ../shared/data)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ink.plots $(or $(ARGS),--data ../shared/data) --vocabularies
+
+bench-ink-pictures: $(STAMP)
+	$(BIN)/python -m benchmarks.ink.plots --draw $(or $(DIR_INK),build/ink-pictures)
+
+bench-ink-claims: $(STAMP)
+	$(BIN)/python -m benchmarks.ink.claims $(ARGS)
+
+# Texts from references beside a plain cached loop: tokens a second, cost of a token, memory.
+bench-ink-speed: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.inference_ink $(ARGS)
 
 # From a file of 200,000 records to the first step by dptrain quickstart: time, memory, bytes.
 bench-quickstart: $(STAMP)

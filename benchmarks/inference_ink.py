@@ -8,10 +8,17 @@ aggregates, truncates, draws exactly and makes text besides. Both are run in tur
 the ratio is that of each turn, by processor time of the thread and by the clock, and its median and quartiles are said. Logits
 are *peaked* (scaled so that near 60 tokens may be drawn, as of a trained model) or *flat* (as initialised: hundreds may be).
 The test of the rows runs before, and is measured by itself.
+
+A token without privacy is one row of the plain loop; what a token of ours costs in those is said beside B + 1. Memory is the
+growth of the resident set, at its peak, in a fresh process for each kind, from before the model is made, beside the bytes of
+the model and of the caches of B + 1 rows. The test of the rows is in it.
 """
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,15 +39,20 @@ KINDS = {"peaked": 24.0, "flat": 1.0}
 """Factors on the head's weights."""
 
 
-def made(scale: float) -> Any:
+SIZES = {"1M": (128, 344, 4, 4), "25M": (512, 1376, 8, 8)}
+"""Width, width of the products, layers and heads of the models whose memory is measured."""
+
+
+def made(scale: float, size: str = "1M") -> Any:
     """Returns the model."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
+    width, products, layers, heads = SIZES[size]
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=VOCABULARY, hidden_size=128, intermediate_size=344, num_hidden_layers=4, num_attention_heads=4,
-            max_position_embeddings=512, tie_word_embeddings=True, pad_token_id=0, eos_token_id=None,
+            vocab_size=VOCABULARY, hidden_size=width, intermediate_size=products, num_hidden_layers=layers,
+            num_attention_heads=heads, max_position_embeddings=512, tie_word_embeddings=True, pad_token_id=0, eos_token_id=None,
         )
     ).eval()  # fmt: skip
     if scale != 1.0:
@@ -48,17 +60,17 @@ def made(scale: float) -> Any:
     return model
 
 
-def plain(model: Any) -> None:
-    """Generates as many tokens from the same rows by the loop that anybody would write."""
+def plain(model: Any, count: int = BATCH + 1) -> None:
+    """Generates as many tokens from ``count`` of the same rows by the loop that anybody would write."""
     rows = Prompts(tokenizer(), TASK).rows(REFERENCES)
-    ids, mask, cache = rows.ids, rows.mask, None
+    ids, mask, cache = rows.ids[-count:], rows.mask[-count:], None
     with torch.inference_mode():
         for _ in range(TOKENS):
             out = model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache = out.past_key_values
             drawn = torch.multinomial(torch.softmax(out.logits[0, -1].float(), -1), 1)
-            ids = drawn.expand(BATCH + 1, 1)
-            mask = torch.cat([mask, torch.ones((BATCH + 1, 1), dtype=torch.long)], 1)
+            ids = drawn.expand(count, 1)
+            mask = torch.cat([mask, torch.ones((count, 1), dtype=torch.long)], 1)
 
 
 def timed(work: Callable[[], object]) -> tuple[float, float]:
@@ -75,27 +87,86 @@ def row(kind: str, turns: int) -> dict[str, Any]:
     ink = InvisibleInk(model, tokenizer(), TASK, plan)
     ink.ends = frozenset()  # ours has no end before T
     tested = timed(ink.check)[1]
-    ours, theirs = [], []
+    ours, theirs, single = [], [], []
     for _ in range(turns):
         ours.append(timed(lambda: ink.generate(REFERENCES, Meter())))
         theirs.append(timed(lambda: plain(model)))
+        single.append(timed(lambda: plain(model, 1)))
+    costs = [a[0] / b[0] for a, b in zip(ours, single, strict=True)]
     ratios = {}
     for place, name in enumerate(("processor", "clock")):
         found = [b[place] / a[place] for a, b in zip(ours, theirs, strict=True)]
         ratios[name] = {"median": median(found), "quartiles": [quantiles(found)[0], quantiles(found)[2]]}
     rates = {"ours": TOKENS / median(one[0] for one in ours), "plain": TOKENS / median(one[0] for one in theirs)}
-    return {"kind": kind, "tokens_per_processor_second": rates, "ratio": ratios, "rows_tested_seconds": tested, "turns": turns}
+    rates["one row"] = TOKENS / median(one[0] for one in single)
+    cost = {"median": median(costs), "quartiles": [quantiles(costs)[0], quantiles(costs)[2]], "bound": BATCH + 1}
+    return {
+        "kind": kind, "tokens_per_processor_second": rates, "ratio": ratios, "cost_in_tokens_of_one_row": cost,
+        "rows_tested_seconds": tested, "turns": turns,
+    }  # fmt: skip
+
+
+def _resident(name: str) -> int:
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(name)) << 10
+
+
+def grown(size: str, way: str) -> dict[str, Any]:
+    """Generates one text in this process, and returns by how many bytes the resident set grew at most."""
+    prompts, plan = Prompts(tokenizer(), TASK), Plan.for_epsilon(10.0, delta=1e-6, batch=BATCH, tokens=TOKENS, tau=1.2)
+    prompts.rows(REFERENCES)
+    warm = made(1.0)  # what is loaded on first use is not the model's
+    plain(warm)
+    del warm
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")  # the peak counts from here
+    before = _resident("VmRSS")
+    model = made(KINDS["peaked"], size)
+    if way == "ours":
+        ink = InvisibleInk(model, tokenizer(), TASK, plan)
+        ink.ends = frozenset()
+        ink.generate(REFERENCES, Meter())
+    elif way == "plain":
+        plain(model)
+    width, _, layers, _ = SIZES[size]
+    bytes_of_model = sum(one.numel() * one.element_size() for one in model.parameters())
+    caches = (BATCH + 1) * 2 * layers * width * 4 * (prompts.length + TOKENS)
+    return {
+        "model": size, "way": way, "grown": _resident("VmHWM") - before, "bytes_of_model": bytes_of_model, "caches": caches,
+        "over": (_resident("VmHWM") - before) / (bytes_of_model + (caches if way != "model" else 0)),
+    }  # fmt: skip
+
+
+def memory() -> list[dict[str, Any]]:
+    """Returns `grown` of each size and way, in fresh processes: making the model alone, the plain loop, ours.
+
+    A cache that grows by a token leaves freed blocks behind, which the C library keeps by default and gives back where the size
+    of what it maps by itself is fixed. Both are measured; they are the same program.
+    """
+    found = []
+    for allocator, more in (("default", {}), ("fixed", {"MALLOC_MMAP_THRESHOLD_": "131072"})):
+        for size in SIZES:
+            for way in ("model", "plain", "ours"):
+                asked = [sys.executable, "-m", "benchmarks.inference_ink", "--grown", size, way]
+                env = {**os.environ, "OMP_NUM_THREADS": "1", **more}
+                done = subprocess.run(asked, capture_output=True, text=True, check=True, env=env)
+                found.append({"allocator": allocator, **json.loads(done.stdout.splitlines()[-1])})
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=25)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--grown", nargs=2, metavar=("SIZE", "WAY"), help="measure the memory of this process and end")
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    if asked.grown:
+        print(json.dumps(grown(*asked.grown)))
+        return
     parameters = sum(one.numel() for one in made(1.0).parameters())
     rows = [row(kind, asked.turns) for kind in KINDS]
-    found = {**versions(), "parameters": parameters, "B": BATCH, "T": TOKENS, "rows": rows}
+    found = {**versions(), "parameters": parameters, "B": BATCH, "T": TOKENS, "rows": rows, "memory": memory()}
     text = json.dumps(found, indent=1)
     print(text)
     if asked.out:

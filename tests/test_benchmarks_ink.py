@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,10 +13,24 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from benchmarks.ink import baselines, metrics, run, topicworld, writer  # noqa: E402
+from benchmarks.ink import (  # noqa: E402
+    baselines,
+    claims,
+    entities,
+    hub,
+    loaders,
+    metrics,
+    plots,
+    real,
+    realworlds,
+    run,
+    topicworld,
+    writer,
+)
 from benchmarks.ink.baselines import NO_GUARANTEE, AdaPMixED, Amin, AugPE, Ink, NonPrivate, PublicOnly, softmax  # noqa: E402
 from benchmarks.ink.topicworld import Words  # noqa: E402
 from dptrain.demo import topics  # noqa: E402
+from dptrain.errors import ConfigError  # noqa: E402
 from dptrain.inference.gaussian import epsilon_of  # noqa: E402
 from ledger.budget.rho import NANO, epsilon_of_rho  # noqa: E402
 from tests.reference import published_ink  # noqa: E402
@@ -547,3 +562,302 @@ def test_what_was_recorded_follows_from_its_rows() -> None:
     table = json.loads(json.dumps(run.summary(found["rows"])))
     assert table == found["table"] and run.verdicts(table) == found["verdicts"]
     assert len(found["seeds"]) >= 3 and found["texts"] >= 48
+
+
+# Court cases and stories
+
+STATES = ("TURKEY", "POLAND", "UNITED KINGDOM", "AUSTRIA", "NORWAY")
+
+
+def head(number: int, state: str) -> str:
+    dates = f"{number % 28 + 1} March {1990 + number % 30} FINAL {number % 28 + 1:02}/06/{1990 + number % 30}"
+    code = f"{1000 + number}/{number % 90 + 10}"
+    return f"FIRST SECTION CASE OF NAME{number} v. {state} (Application no. {code}) JUDGMENT {dates}"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """A folder as the real data have it, with cases that are made up."""
+    folder = tmp_path_factory.mktemp("data")
+    every = {}
+    for state, count in zip(STATES, (360, 280, 184, 20, 20), strict=True):
+        for place in range(count):
+            text = "\ufeff\n" + head(place, state).replace(" CASE", "\nCASE") + "\nIn the case of Name v. State, the Court"
+            every[f"{state} {place}"] = text
+    every["two"] = "no mark"
+    (folder / "tab").mkdir()
+    (folder / realworlds.FILE).write_text(json.dumps(every))
+    rows = [{"text": head(3, "TURKEY"), "mask": [[22, 27, "PERSON"], [42, 61, "CODE"]]}]
+    (folder / "tab" / "tab_test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def court(data, tmp_path_factory):
+    return realworlds.tab(data, tmp_path_factory.mktemp("court"), realworlds.QUICK)
+
+
+def test_heads_of_cases_have_one_role_each_and_the_model_learns_from_public_ones_alone(data, court) -> None:
+    every = realworlds.heads(data / realworlds.FILE)
+    assert {found.state for found in every} == set(STATES) and all(found.text.endswith(tuple("0123456789")) for found in every)
+    split = realworlds.Split.of(every)
+    roles = [{found.id for found in part} for part in (split.public, split.references, split.held_out)]
+    assert not roles[0] & roles[1] and not roles[0] & roles[2] and not roles[1] & roles[2]
+    assert [len(part) for part in roles[1:]] == [700, 100] and sum(map(len, roles)) == len(every)
+    assert court.public == [found.text for found in split.public]
+    with pytest.raises(ValueError, match="expected 352, 8 for each of 44 texts"):
+        realworlds.Split.of(every[:50])
+
+
+def test_what_public_heads_teach_has_other_parties_and_digits_and_the_same_state() -> None:
+    public = [realworlds.Head(str(place), "AUSTRIA", head(place, "AUSTRIA")) for place in range(30, 60)]
+    made = [realworlds.exchanged(public[0], public, random.Random(seed)) for seed in range(20)]
+    assert {realworlds.named(text) for text in made} == {"AUSTRIA"} and len(set(made)) == 20
+    assert sum("NAME30" in text for text in made) < 5
+
+
+def test_batches_of_cases_are_of_one_state_and_no_reference_serves_two_texts(court) -> None:
+    for B in (3, 7):
+        found = court.cases(100, B, 1)
+        used = [text for _, references in found for text in references]
+        assert len(set(used)) == len(used) == 100 * B
+        assert all(realworlds.named(text) == label for label, references in found for text in references)
+    assert court.cases(100, 7, 2) != found
+    assert court.prompt(None) == court.prompt([]) == court.prompts(["x"])[-1]
+    assert court.decode([*court.encode(head(5, "TURKEY")), court.end]) == head(5, "TURKEY")
+
+
+def test_the_run_on_real_texts_says_what_each_arm_wrote_and_took(data, tmp_path, capsys, monkeypatch) -> None:
+    folder = tmp_path / "world"
+    monkeypatch.setattr(realworlds, "TOKENS", 6)
+    realworlds.tab(data, folder / "tab", realworlds.QUICK)
+    arms = ["public", "ink", "non-private", "amin-screened"]
+    given = ["--data", str(data), "--world", str(folder), "--out", str(tmp_path / "real.json"), "--count", "5"]
+    given += ["--seeds", "1", "2"]
+    assert real.main([*given, "--worlds", "tab", "--arms", *arms]) == 0
+    found = json.loads((tmp_path / "real.json").read_text())
+    assert {row["arm"] for row in found["rows"]} == set(arms) and "INF" in capsys.readouterr().out
+    assert found["table"] == json.loads(json.dumps(real.summary(found["rows"])))
+    written = [row for row in found["rows"] if "infeasible" not in row]
+    assert all(row["clock"] > 0 and set(row["examples"]) == set(map(str, found["draws"])) for row in written)
+    assert all(sum(row["lengths"].values()) == 5 and set(row["entities"]) == set(entities.RULES) for row in written)
+    assert all(row["perplexity_gap"]["page"] >= row["perplexity_gap"]["scripts"] - 1e-9 for row in written)
+
+
+def test_augpe_on_real_texts_votes_within_a_state(court) -> None:
+    bench = real.Bench(replace(court, tokens=5), 4)
+    found = bench.measure(AugPE(10, DELTA, 2), 7, 1)
+    assert 15 <= found["calls_per_text"] <= 15 * 5 and found["true_epsilon"] == pytest.approx(10, rel=1e-6)
+
+
+def test_rules_find_what_annotators_marked_and_say_how_much_they_miss(data) -> None:
+    text = "by a Turkish national, Mr Henrik Hasslund, on 31 August 2006, application (no. 36244/06), EUR 5,000"
+    text += " by the Ministry of Justice"
+    found = {kind: text[begin:end] for begin, end, kind in entities.spans(text)}
+    assert found["DATETIME"] == "31 August 2006" and found["PERSON"] == "Mr Henrik Hasslund" and found["CODE"] == "no. 36244/06"
+    assert found["QUANTITY"] == "EUR 5,000" and found["DEM"] == "Turkish" and found["ORG"].startswith("Ministry of Justice")
+    against = entities.against_gold(data / "tab" / "tab_test.jsonl")
+    assert against["PERSON"] == {"found": 1.0, "right": 1.0} and against["QUANTITY"]["found"] == 0
+    assert entities.counts([text, ""])["CODE"] == 0.5
+
+
+def test_thirteen_classes_of_medical_entities_are_counted_and_others_are_not() -> None:
+    tagger = {"a": [{"entity_group": "MEDICATION"}, {"entity_group": "DATE"}], "b": []}
+    found = entities.medical(["a", "b"], tagger.__getitem__)
+    assert len(found) == 13 and found["MEDICATION"] == 0.5 and "DATE" not in found
+
+
+# Plots
+
+
+def test_expansion_tokens_are_counted_strictly_and_as_the_page_counts() -> None:
+    public = np.array([5.0, 4.0, 3.0, 2.9, 2.0, -9.0])
+    arm = plots.Watched(published_ink, 0.7, 7, 9, DELTA, k=3)
+    step = arm.begin(np.random.default_rng(0))
+    for _ in range(4):
+        step(np.tile(public, (7, 1)), public)
+    found = arm.counted([[0, 2, 3, 2]])
+    assert found == {"effective_k": 4.0, "expansion": 1.0, "as_the_page": 3.0}, "the k-th token is none that was added"
+
+
+def test_differences_to_public_logits_are_those_that_a_naive_loop_finds(small) -> None:
+    model, _ = small
+    groups = plots.topic_groups(1, B=2)
+    found = plots.spread(model, groups)
+    prompts, text = groups[0]
+    differences = []
+    for place in range(len(text)):
+        every = [torch.tensor([prompt + text[:place]]) for prompt in prompts]
+        rows = [model(input_ids=ids).logits[0, -1].detach().double() for ids in every]
+        differences += [(row - rows[-1]).numpy() for row in rows[:-1]]
+    assert found["difference"]["deviation"] == pytest.approx(float(np.concatenate(differences).std()), rel=1e-4)
+    assert found["difference"]["range"] == pytest.approx(float(np.mean([np.ptp(row) for row in differences])), rel=1e-4)
+    assert all(value <= 0 for value in found["phi"]["quantiles"].values())
+
+
+def test_every_plot_is_drawn_from_what_is_kept(tmp_path) -> None:
+    table = json.loads((ROOT / "benchmarks" / "ink.json").read_text())["table"]
+    kept = json.loads(plots.KEPT.read_text())
+    made = plots.draw(kept, table, tmp_path / "pictures")
+    assert {path.stem for path in made} == {*plots.PICTURES, "compute"}
+    assert all(path.stat().st_size > 5000 for path in made)
+
+
+def test_clip_norms_that_were_recorded_are_those_of_today_and_ours_need_half_the_references() -> None:
+    kept = json.loads(plots.KEPT.read_text())
+    assert kept["clip_norms"] == json.loads(json.dumps(plots.clip_norms()))
+    for row in kept["clip_norms"]:
+        assert row["ink"] == pytest.approx(2 * row["amin"], rel=1e-6)
+
+
+def test_smaller_temperatures_and_clip_norms_cost_what_theorem_2_says() -> None:
+    kept = json.loads(plots.KEPT.read_text())
+    assert all(row["epsilon"] <= 10 for row in kept["tau_at_epsilon_10"])
+    epsilons = [row["epsilon"] for row in kept["by_clip"]]
+    assert epsilons == sorted(epsilons)
+    for row in kept["by_clip"]:
+        assert row["epsilon"] == pytest.approx(Ink(published_ink, row["clip"], 7, topicworld.LONGEST, DELTA).bill().epsilon)
+
+
+# Claims
+
+
+def test_claims_are_those_that_figures_give_today() -> None:
+    assert claims.claims() == json.loads((ROOT / "benchmarks" / "ink_claims.json").read_text())
+
+
+def test_every_claim_names_a_test_that_is_there() -> None:
+    for row in claims.claims():
+        path, name = row["test"].split("::")
+        assert f"def {name}(" in (ROOT / path).read_text(), row["claim"]
+
+
+def test_published_prompts_leave_another_prompt_than_the_public_one_and_ours_leave_it() -> None:
+    found = claims.prompts()["ours"]
+    assert set(found) == {"mimic", "mimic-augpe", "tab", "yelp"}
+    assert all(each == {"as published": False, "as shipped": True} for each in found.values())
+
+
+def test_what_was_recorded_of_real_texts_follows_from_its_rows() -> None:
+    found = json.loads((ROOT / "benchmarks" / "ink_real.json").read_text())
+    table = json.loads(json.dumps(real.summary(found["rows"])))
+    assert table == found["table"] and real.verdicts(table) == found["verdicts"]
+    assert len(found["seeds"]) >= 3 and found["texts"] >= 100
+    assert found["worlds"]["stories"]["expected"] == realworlds.EXPECTED
+
+
+# Loaders, and published settings
+
+
+def test_discharge_instructions_are_cut_out_and_a_summary_without_them_is_a_null_reference(tmp_path) -> None:
+    import gzip
+
+    text = "Name: ___\nDischarge Instructions:\nRest  well.\nFollowup Instructions:\n___"
+    rows = f'note_id,subject_id,text\n1-DS-2,7,"{text}"\n1-DS-3,8,none\n'
+    path = tmp_path / "discharge.csv.gz"
+    path.write_bytes(gzip.compress(rows.encode()))
+    first, second = loaders.mimic(path)
+    assert (first.id, first.text, first.person) == ("1-DS-2", "Rest well.", "7") and second.text == ""
+
+
+def test_reviews_have_public_labels_from_columns_and_never_from_the_text(tmp_path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text('text,label1,label2\n"Good, cheap","Business Category: Bars","Review Stars: 4.0"\n')
+    (found,) = loaders.yelp(path)
+    assert found.text == "Good, cheap" and found.labels == {"category": "Bars", "stars": "4.0"}
+
+
+def test_documents_of_tab_stand_once_each(tmp_path) -> None:
+    path = tmp_path / "echr_train.json"
+    path.write_text(json.dumps([{"doc_id": "001-1", "text": "PROCEDURE\n\nThe case"}] * 2))
+    (found,) = loaders.tab(path)
+    assert (found.id, found.text) == ("001-1", "PROCEDURE The case")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("mimic", "note_id,text\n1,SECRET"), ("mimic", "note_id,subject_id,text\n1,2"),
+        ("yelp", "text,label1,label2\nSECRET,bars,Review Stars: 1"), ("tab", '[{"text": "SECRET"}]'), ("tab", "SECRET"),
+    ],
+)  # fmt: skip
+def test_files_of_another_form_are_refused_without_a_word_of_their_texts(tmp_path, name: str, content: str) -> None:
+    path = tmp_path / "file"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        list(loaders.LOADERS[name](path))
+    assert caught.value.code == "REFERENCES" and "SECRET" not in str(caught.value)
+
+
+def test_published_settings_are_those_of_tables_1_8_and_9() -> None:
+    assert hub.names() == {"tinyllama": ["mimic", "tab", "yelp"], "llama-3-2-1b": ["mimic"], "llama-3-8b": ["mimic"]}
+    found = {(model, data): hub.setting(model, data) for model, sets in hub.names().items() for data in sets}
+    assert all((each.tau, each.k, each.delta, each.epsilons) == (1.2, 50, 1e-6, (1, 3, 5, 10)) for each in found.values())
+    sizes = {("tinyllama", "mimic"): (500, 1000), ("tinyllama", "yelp"): (200, 500), ("tinyllama", "tab"): (500, 100),
+             ("llama-3-2-1b", "mimic"): (500, 1000), ("llama-3-8b", "mimic"): (500, 500)}  # fmt: skip
+    assert {key: (each.tokens, each.texts) for key, each in found.items()} == sizes
+    with pytest.raises(ConfigError, match="no setting of model 'llama-3-8b' on 'yelp'"):
+        hub.setting("llama-3-8b", "yelp")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> Path:
+    """A folder with a tiny model that stands for one of the hub."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tests.worlds import ink
+
+    folder = tmp_path_factory.mktemp("weights")
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=259, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+            max_position_embeddings=2048, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        )
+    )  # fmt: skip
+    model.save_pretrained(folder)
+    ink.tokenizer(chat=True).save_pretrained(folder)
+    return folder
+
+
+def published(weights: Path, folder: Path, data: str, references: Path) -> dict:
+    out = folder / f"{data}.json"
+    given = ["--model", "tinyllama", "--data", data, "--references", str(references), "--weights", str(weights)]
+    given += ["--out", str(out)]
+    small = ["--scorer", str(weights), "--encoder", "none", "--batch", "2", "--tokens", "3", "--texts", "2", "--epsilons", "8"]
+    assert run.main([*given, *small]) == 0
+    return json.loads(out.read_text())
+
+
+def test_a_published_setting_runs_with_the_product_on_a_model_that_stands_for_the_hubs(weights, tmp_path) -> None:
+    path = tmp_path / "echr_train.json"
+    path.write_text(json.dumps([{"doc_id": str(place), "text": f"PROCEDURE The case {place}"} for place in range(6)]))
+    found = published(weights, tmp_path, "tab", path)
+    assert [(row["arm"], row["epsilon"], row["B"]) for row in found["rows"]] == [("public", 0, 0), ("ink", 8, 2)]
+    assert all(row["example"]["text"].startswith("PROCEDURE: The case originated in an application") for row in found["rows"])
+    assert (found["tau"], found["k"], found["weights"]) == (1.2, 50, str(weights))
+
+
+def test_nothing_of_mimic_or_made_from_it_is_printed_or_written(weights, tmp_path, capsys) -> None:
+    lines = ["note_id,subject_id,text", *(f'{place},{place},"Discharge Instructions: SECRET{place}"' for place in range(6))]
+    path = tmp_path / "discharge.csv"
+    path.write_text("\n".join(lines))
+    found = published(weights, tmp_path, "mimic", path)
+    told = json.dumps(found) + "".join(capsys.readouterr())
+    assert "SECRET" not in told and "example" not in told and "Discharge" not in told
+    with pytest.raises(ConfigError, match="6 records make 3 batches of 2, and 0 are left; expected 3 of both"):
+        hub.divided(list(loaders.mimic(path)), 2, 3)
+
+
+# Speed, cost and memory
+
+
+def test_recorded_speed_cost_and_memory_are_within_their_targets() -> None:
+    found = json.loads((ROOT / "benchmarks" / "inference_ink.json").read_text())
+    for row in found["rows"]:
+        assert row["ratio"]["processor"]["median"] >= 0.9
+        assert row["cost_in_tokens_of_one_row"]["median"] <= row["cost_in_tokens_of_one_row"]["bound"] == found["B"] + 1
+    ours = {(row["allocator"], row["model"]): row for row in found["memory"] if row["way"] == "ours"}
+    assert ours["fixed", "25M"]["over"] <= 1.1
+    for row in found["memory"]:
+        assert row["grown"] > 0 and row["caches"] > 0

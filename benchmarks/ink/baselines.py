@@ -432,7 +432,10 @@ class AugPE:
         return self.rounds * gaussian_nano(SENSITIVITY_OF_VOTES["zero-out"], self.sigma) / NANO
 
     def calls(self, count: int) -> int:
-        """Returns how many whole texts the model writes for ``count`` texts."""
+        """Returns how many whole texts the model writes for ``count`` texts.
+
+        Texts that are kept are not written again, so that it is 8 + 7 (rounds - 1) each; the page counts 8 a round.
+        """
         return count * (1 + self.variations) + (self.rounds - 1) * count * self.variations
 
     def write(

@@ -2,17 +2,23 @@
 
     python -m benchmarks.ink.run --world FOLDER --out benchmarks/ink.json --plot curve.svg
 
+    python -m benchmarks.ink.run --model tinyllama --data tab --references echr_train.json
+
 FOLDER holds the model of the world, or gets it. ``--formulas`` names the module whose InvisibleInk is measured. References,
 topics and held-out texts are made from the seed, and so is the sampling: what is measured is utility, and nothing is private.
+``--model`` runs the published settings of a model of the hub instead: see `benchmarks.ink.hub`.
 """
 
 import argparse
 import json
 import math
+import secrets
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,13 +35,15 @@ from dptrain.demo import topics
 DELTA: Final = 1e-6
 EPSILONS: Final = (1.0, 3.0, 10.0)
 INK_B: Final = (3, 7, 15)
-AMIN_B: Final = {1.0: (31, 63, 127), 3.0: (15, 31, 47, 63, 71, 79, 95, 127), 10.0: (7, 15, 19, 23, 27, 29, 31, 35, 39, 47, 63)}
+AMIN_B: Final = {
+    1.0: (7, 31, 63, 127), 3.0: (7, 15, 31, 47, 63, 71, 79, 95, 127), 10.0: (7, 15, 19, 23, 27, 29, 31, 35, 39, 47, 63),
+}  # fmt: skip
 PAGE_B: Final = {1.0: (31, 63, 127), 3.0: (15, 23, 31, 47, 63), 10.0: (7, 11, 15, 31)}
 SCREENED_B: Final = (31, 127)
 OTHER_B: Final = (7, 15, 31, 63, 127)
 """Sizes of Amin et al. at an epsilon that has none of its own."""
 
-ROUNDS: Final = (1, 3, 5)
+ROUNDS: Final = (1, 3, 5, 10)
 SCREENED: Final = -(-LONGEST // 4)
 """Private tokens of a text with screening: a quarter, as the InvisibleInk page has it."""
 
@@ -66,7 +74,7 @@ def arms(formulas: Formulas, epsilons: Sequence[float] = EPSILONS) -> Iterator[t
             said = {"arm": f"adapmixed-{adjacency}", "epsilon": each, "B": 7}
             yield said, lambda each=each, adjacency=adjacency: AdaPMixED(each, DELTA, 7, adjacency)
         for rounds in ROUNDS:
-            for page in (False, True) if rounds == ROUNDS[1] else (False,):
+            for page in (False, True):
                 said = {"arm": "augpe-page" if page else "augpe", "epsilon": each, "B": 7, "rounds": rounds}
                 yield said, lambda each=each, rounds=rounds, page=page: AugPE(each, DELTA, rounds, page=page)
 
@@ -76,12 +84,14 @@ class Bench:
     """Measures arms in one world.
 
     Attributes:
-        model: of the world. count: texts of an arm and a seed. encoder: of MAUVE and the classifier.
+        model: of the world. count: texts of an arm and a seed. encoder: of MAUVE and the classifier. draws: which texts
+            are kept as examples.
     """
 
     model: Any
     count: int
     encoder: metrics.Encoder = topicworld.features
+    draws: tuple[int, ...] = (0,)
 
     def measure(self, arm: Arm | AugPE, B: int, seed: int) -> Row:
         """Returns what one arm writes from the references of one seed."""
@@ -94,10 +104,11 @@ class Bench:
         row = {
             "share": float(np.mean([topicworld.share(text, kind) for text, kind in zip(texts, kinds, strict=True)])),
             "grammar": topicworld.grammar(texts), "sentences": topicworld.sentences(texts),
-            "calls_per_text": written.calls / self.count, "seconds": round(written.seconds, 3), "private": written.private,
+            "calls_per_text": written.calls / self.count, "private": written.private,
+            "seconds": round(written.seconds, 3), "clock": round(written.clock, 3),
             "true_epsilon": _finite(bill.epsilon), "claimed_epsilon": bill.claimed, "guarantee": bill.guarantee,
             "tokens": float(np.mean([len(ids) for ids in written.ids])), "lengths": metrics.lengths(written.ids),
-            "clip": getattr(arm, "clip", None), "example": texts[0],
+            "clip": getattr(arm, "clip", None), "examples": {str(place): texts[place] for place in self.draws},
         }  # fmt: skip
         if self.count >= 40:
             features, held = self.encoder(texts), self.encoder(real)
@@ -118,7 +129,7 @@ class Bench:
         """Runs one AugPE for each topic, whose name is public, over all references of its cases: 7 for each text."""
         words, numbers = Words.of_the_world(), np.random.default_rng(seed)
         found: dict[str, list[str]] = {}
-        calls, seconds = 0, 0.0
+        calls, seconds, start = 0, 0.0, time.perf_counter()
 
         def written(prompts: Sequence[list[int]]) -> list[str]:
             nonlocal calls, seconds
@@ -133,7 +144,8 @@ class Bench:
                 len(mine), references, lambda count: written([words.prompt(None)] * count),
                 lambda texts: written([words.prompt(text) for text in texts]), topicworld.features, numbers,
             )  # fmt: skip
-        return Written([_ended(found[case.topic].pop(0)) for case in cases], calls, 1.0, seconds)
+        ids = [_ended(found[case.topic].pop(0)) for case in cases]
+        return Written(ids, calls, 1.0, seconds, time.perf_counter() - start)
 
     def _perplexities(self, texts: Sequence[list[int]]) -> Any:
         return metrics.perplexities(self.model, [Words.of_the_world().prompt(None)] * len(texts), texts)
@@ -166,7 +178,7 @@ def summary(rows: Sequence[Row]) -> list[Row]:
             made.append(row | {"infeasible": True})
             continue
         share = metrics.Interval.of([each["share"] for each in found])
-        means = ("grammar", "sentences", "calls_per_text", "seconds", "private", "tokens", "classifier")
+        means = ("grammar", "sentences", "calls_per_text", "seconds", "clock", "private", "tokens", "classifier")
         row |= {name: float(np.mean([each[name] for each in found])) for name in means if name in found[0]}
         row |= {"share": share.mean, "share_99": _finite(share.half), "guarantee": found[0]["guarantee"]}
         true = [each["true_epsilon"] for each in found]
@@ -214,6 +226,24 @@ def _ratio(ours: Row, theirs: Sequence[Row], grammar: float) -> list[float | Non
     most = min((B for B, enough in sizes.items() if enough), default=None)
     above = max((B for B, enough in sizes.items() if not enough and (most is None or most > B)), default=0)
     return [None if B is None else round(B / (ours["B"] + 1), 2) for B in (above, most)]
+
+
+EXAMPLES: Final = ("public", "ink", "amin")
+"""Arms whose texts are shown side by side, at equal B."""
+
+
+def examples(rows: Sequence[Row], draws: Sequence[int], B: int = 7) -> list[Row]:
+    """Returns texts side by side: those of one index, seed and epsilon, in each of the arms; B is equal for all that read."""
+    made = []
+    seeds, epsilons = (sorted({row[name] for row in rows if row[name]}) for name in ("seed", "epsilon"))
+    for index, seed, epsilon in zip(draws, cycle(seeds), epsilons, strict=False):
+        texts = {}
+        for row in rows:
+            here = row["arm"] == "public" or (row["epsilon"], row["B"]) == (epsilon, B)
+            if here and row["arm"] in EXAMPLES and row["seed"] == seed and "examples" in row:
+                texts[row["arm"]] = row["examples"][str(index)]
+        made.append({"index": index, "seed": seed, "epsilon": epsilon, "B": B, "texts": texts})
+    return made
 
 
 def render(table: Sequence[Row]) -> str:
@@ -270,7 +300,7 @@ def written_out(result: Row) -> str:
     """Returns JSON with one line for each entry, and for each row."""
     lines = []
     for name, value in result.items():
-        rows = name in ("table", "rows")
+        rows = name in ("table", "rows", "examples")
         text = "[\n" + ",\n".join(json.dumps(each, allow_nan=False) for each in value) + "\n]" if rows else json.dumps(value)
         lines.append(f"{json.dumps(name)}: {text}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
@@ -278,6 +308,10 @@ def written_out(result: Row) -> str:
 
 def main(given: Sequence[str] | None = None) -> int:
     """Runs what the command line asks for."""
+    if any(each.partition("=")[0] == "--model" for each in (sys.argv[1:] if given is None else given)):
+        from benchmarks.ink import hub
+
+        return hub.main(given)
     parser = argparse.ArgumentParser(prog="benchmarks.ink.run", description=__doc__.splitlines()[0])
     parser.add_argument("--world", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--out", type=Path, default=Path("bench-ink.json"), metavar="JSON")
@@ -290,7 +324,8 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--arms", nargs="+", metavar="NAME", help="default: all")
     options = parser.parse_args(given)
     torch.set_num_threads(1)
-    bench = Bench(topicworld.world(options.world), options.count, ENCODERS[options.encoder])
+    draws = tuple(secrets.randbelow(options.count) for _ in options.epsilons)  # by the system's entropy: nobody chose them
+    bench = Bench(topicworld.world(options.world), options.count, ENCODERS[options.encoder], draws)
     rows = []
     for said, make in arms(import_module(options.formulas), options.epsilons):
         for seed in options.seeds if not options.arms or said["arm"] in options.arms else ():
@@ -301,7 +336,8 @@ def main(given: Sequence[str] | None = None) -> int:
     print(render(table))
     result = versions() | {
         "formulas": options.formulas, "encoder": options.encoder, "texts": options.count, "seeds": options.seeds,
-        "tokens": LONGEST, "delta": DELTA, "verdicts": verdicts(table), "table": table, "rows": rows,
+        "tokens": LONGEST, "delta": DELTA, "verdicts": verdicts(table), "draws": draws, "examples": examples(rows, draws),
+        "table": table, "rows": rows,
     }  # fmt: skip
     options.out.write_text(written_out(result))
     print(json.dumps(result["verdicts"], indent=1))

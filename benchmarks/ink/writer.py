@@ -28,13 +28,14 @@ class Written:
 
     Attributes:
         ids: of each text, the end of the text left in. calls: rows of the model times tokens, over all texts.
-        private: part of the tokens that references moved. seconds: of processor time, of model and arm.
+        private: part of the tokens that references moved. seconds: of processor time, of model and arm. clock: of the wall.
     """
 
     ids: list[list[int]]
     calls: int
     private: float
     seconds: float
+    clock: float = 0.0
 
 
 def write(model: Any, arm: Arm, prompts: Sequence[Prompts], tokens: int, end: int, seed: int) -> Written:
@@ -50,7 +51,7 @@ def write(model: Any, arm: Arm, prompts: Sequence[Prompts], tokens: int, end: in
     for group in prompts:
         if len(group) != arm.B + 1:
             raise ValueError(f"a text has {len(group) - 1} references; expected {arm.B}, those of the arm")
-    start, calls, moved = time.process_time(), 0, 0
+    start, began, calls, moved = time.process_time(), time.perf_counter(), 0, 0
     ids: list[list[int]] = []
     side = max(1, ROWS // max(1, arm.reads))
     numbers = np.random.default_rng(seed)
@@ -67,7 +68,8 @@ def write(model: Any, arm: Arm, prompts: Sequence[Prompts], tokens: int, end: in
             if all(text.done for text in texts):
                 break
         ids += [text.ids for text in texts]
-    return Written(ids, calls, moved / max(1, sum(map(len, ids))), time.process_time() - start)
+    used, waited = time.process_time() - start, time.perf_counter() - began
+    return Written(ids, calls, moved / max(1, sum(map(len, ids))), used, waited)
 
 
 @dataclass

@@ -132,6 +132,20 @@ def places() -> Iterator[str]:
     yield from lines_of(json.loads((ROOT / "benchmarks" / "inference_gaussian.json").read_text(encoding="utf-8"))["places"])
 
 
+def ink_claims() -> Iterator[str]:
+    """Returns published claims of InvisibleInk beside ours, from `benchmarks/ink_claims.json`."""
+    from benchmarks.ink.claims import lines
+
+    yield from lines()
+
+
+def ink_arms() -> Iterator[str]:
+    """Returns what ways to write from few references make of court cases, from `benchmarks/ink_real.json`."""
+    from benchmarks.ink.real import lines
+
+    yield from lines(json.loads((ROOT / "benchmarks" / "ink_real.json").read_text(encoding="utf-8"))["table"])
+
+
 def energies() -> Iterator[str]:
     """Returns the noise on Z of three ways to train a pair, by rank and gauge, from closed forms that tests hold to draws."""
     from dptrain.geometry.energy import DESIGNS, noise_on_product, pair_of
@@ -150,5 +164,5 @@ def energies() -> Iterator[str]:
 
 KINDS = {
     "energies": energies, "optimizers": optimizers, "families": families, "rules": rules, "adapters": adapters,
-    "readers": readers, "places": places,
+    "readers": readers, "places": places, "ink claims": ink_claims, "ink arms": ink_arms,
 }  # fmt: skip
