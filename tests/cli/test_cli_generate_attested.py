@@ -244,6 +244,23 @@ def test_an_attestation_that_has_ended_makes_no_text(clinic):
     assert refused["code"] == "REFERENCES" and "EXPIRED" in refused["sentence"]
 
 
+def test_a_contribution_that_the_log_refuses_holds_up_no_other_and_its_batch_makes_no_text(clinic):
+    sign(clinic, "notes", texts(3))
+    run(clinic, "--budget", "safe.db")
+    sign(clinic, "second", texts(6, "more"))
+    gone = bytes.fromhex(judged(clinic).rows[-1].id)
+    with BudgetLog.open(Place.of(clinic.directory / "safe.db")) as log:
+        assert gone not in log.state.admitted
+        log.withdraw(gone)
+    words = [*GENERATE, "--model", str(model_folder()), "--out", "two", "--budget", "safe.db"]
+    told = clinic.json(*words)
+    assert (told["references"], told["refused"]) == (9, {"NOT_IN_LOG": 1})
+    assert told["texts"] == 3  # of the two batches that can pay
+    assert "left out: 1 NOT_IN_LOG" in clinic.run(*words).stdout
+    with BudgetLog.open(Place.of(clinic.directory / "safe.db"), read_only=True) as log:
+        assert len(log.state.admitted) == 8 and gone not in log.state.accounts
+
+
 def test_attested_references_and_the_owners_own_do_not_share_a_log(clinic):
     sign(clinic, "notes", texts(3))
     run(clinic, "--budget", "safe.db")

@@ -109,9 +109,13 @@ GENERATED = (
     Mutant("a salt is for its owner alone", PURSE, "os.O_CREAT | os.O_EXCL, 0o600)", "os.O_CREAT | os.O_EXCL, 0o644)",
            T_RUN + "test_the_folder_tells_no_id_of_a_reference_and_the_salt_is_for_its_owner_alone"),
     Mutant(
-        "attested references stand in the log with what was signed", PURSE, "            if references.rule is not None:\n"
-        "                withdrawn", "            if False:\n                withdrawn",
+        "attested references stand in the log with what was signed", PURSE,
+        "                _admit(log, references.attestations)\n", "                pass\n",
         T_SIGNED + "test_the_whole_way_from_a_signature_to_what_an_auditor_finds_of_it",
+    ),
+    Mutant(
+        "one that the log refuses holds up no other", PURSE, "        if len(attestations) > 1:\n", "        if False:\n",
+        T_SIGNED + "test_a_contribution_that_the_log_refuses_holds_up_no_other_and_its_batch_makes_no_text",
     ),
     Mutant(
         "a log has the rule that admitted its references", PURSE,

@@ -217,11 +217,12 @@ def planned(asked: Asked) -> Result:
         salt = purse.salt(make=False) if known else bytes(32)
         references = asked.rows(salt)
         batches = asked.batches(references, salt)
-    cap = cap_of(plan, references, asked.epsilon) if not (known and purse.log.exists()) else _cap_there(purse.log)
+    there = known and purse.log.exists() and asked.signed is None
+    cap = _cap_there(purse.log) if there else cap_of(plan, references, asked.epsilon)
     data: dict[str, Any] = figures(plan, batches=batches, cap_nano=cap, minibatch=asked.minibatch)
     if references is not None:
         data |= {"references": len(references), "refused": dict(references.refused), "cautions": asked.cautions(references)}
-        if known and purse.log.exists() and references.rule is None:
+        if there:
             data["texts_left"] = _left(purse.log, asked, references, salt)
     return Told(data, plan_text(data))
 

@@ -41,7 +41,7 @@ def generate(
         option("Draw from the k likeliest public tokens, and those within 2C/B, or from all; default: 50.", metavar="K"),
     ] = None,
     texts: Annotated[
-        int | None, option("Texts in the folder at the end; default: one of every batch.", metavar="N", min=1)
+        int | None, option("Texts in the folder at the end; default: as many as there are batches.", metavar="N", min=1)
     ] = None,
     labels: Annotated[
         str | None,

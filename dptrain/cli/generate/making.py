@@ -51,7 +51,10 @@ def made(asked: Asked) -> Result:
         with Run(folder, setting, Pool(references, plan, log, salt), purse) as run, _signals() as signals:
             found = _texts(run, ink, asked, signals)
             export = None if found.stopped else run.finish()
-        cap = log.header.cap(CONTRIBUTION) or 0
+        cap, state = log.header.cap(CONTRIBUTION) or 0, log.state
+        refused = dict(references.refused)
+        if state.rules and (out := sum(log.account(one.unit) not in state.admitted for one in references)):
+            refused["NOT_IN_LOG"] = out
     rule = None if references.rule is None else references.rule.generation
     cap = cap if rule is None else min(cap, rule.max_rho_nano)
     data: dict[str, Any] = {
@@ -67,7 +70,7 @@ def made(asked: Asked) -> Result:
         "delta": plan.delta,
         "guarantee": ink.privacy,
         "references": len(references),
-        "refused": dict(references.refused),
+        "refused": refused,
         "cautions": asked.cautions(references),
         "export": None if export is None else str(export),
         "key": str(folder / PUBLIC),

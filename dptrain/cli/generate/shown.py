@@ -49,8 +49,7 @@ def plan_text(data: dict[str, Any]) -> Iterator[Shown]:
         grid.add_row(name, _up(value), between)
     yield grid
     yield from data.get("cautions", ())
-    if data.get("refused"):
-        yield "left out: " + ", ".join(f"{count:,} {code}" for code, count in sorted(data["refused"].items()))
+    yield from _left_out(data)
 
 
 def made_text(data: dict[str, Any]) -> Iterator[Shown]:
@@ -63,8 +62,14 @@ def made_text(data: dict[str, Any]) -> Iterator[Shown]:
     yield data["guarantee"]
     if _up(data["epsilon_cap"]) != _up(data["epsilon"]):
         yield f"over all texts of a reference: epsilon {_up(data['epsilon_cap'])}, which its budget never passes"
+    yield from _left_out(data)
     yield from data["cautions"]
     yield "stopped; the same command goes on" if data["verify"] is None else f"for auditors: {data['verify']}"
+
+
+def _left_out(data: dict[str, Any]) -> Iterator[Shown]:
+    if data.get("refused"):
+        yield "left out: " + ", ".join(f"{count:,} {code}" for code, count in sorted(data["refused"].items()))
 
 
 def _relation(data: dict[str, Any]) -> str:

@@ -68,15 +68,13 @@ class Pool:
         if not found:
             has = ", ".join(repr(one) for one, rows in self._batches.items() if rows)
             raise ConfigError("LABEL", f"no batch of references has the label {label!r:.80}; those that have: {has:.400}")
-        self.log.refresh()
-        with self._lock:
-            start = self._next[label]
-            for step in range(len(found)):
-                place = (start + step) % len(found)
-                if self._texts(found[place]):
-                    self._next[label] = (place + 1) % len(found)
-                    return found[place], BudgetMeter(self.log, tuple(one.unit for one in found[place]))
-        raise self._exhausted(label, found)
+        batch = self._next_of(label, found)
+        if batch is None:
+            self.log.refresh()  # what was given back meanwhile
+            batch = self._next_of(label, found)
+        if batch is None:
+            raise self._exhausted(label, found)
+        return batch, BudgetMeter(self.log, tuple(one.unit for one in batch))
 
     def stream(
         self, ink: "InvisibleInk", label: str | None = None, *, labels: "Mapping[str, str] | None" = None
@@ -105,6 +103,16 @@ class Pool:
         once."""
         self.log.refresh()
         return sum(self._texts(batch) for batch in self._batches.get(label) or ())
+
+    def _next_of(self, label: str | None, found: list[Batch]) -> Batch | None:
+        """Returns the next batch that can pay, as far as this process has read the log, and moves on behind it."""
+        with self._lock:
+            for step in range(len(found)):
+                place = (self._next[label] + step) % len(found)
+                if self._texts(found[place]):
+                    self._next[label] = (place + 1) % len(found)
+                    return found[place]
+        return None
 
     def _texts(self, batch: Batch) -> int:
         now, state = machine_time(), self.log.state

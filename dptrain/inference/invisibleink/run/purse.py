@@ -8,10 +8,12 @@ import math
 import os
 import secrets
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from attest.attestation import Attestation
 from attest.files import atomic_write, read_limited, sync_directory
 from attest.fixed_point import MICRO, PICO
 from attest.keys import generate, load_private_key, save_private_key
@@ -23,6 +25,7 @@ from ledger.budget import GenerationRule
 from ledger.budget.export import export_budget
 from ledger.budget.log import BudgetLog, BudgetSpec
 from ledger.budget.rho import NANO, cap_nano, epsilon_of_rho
+from ledger.errors import LeafRefused
 from ledger.note import NoteSigner
 from ledger.storage.place import Place
 
@@ -94,7 +97,8 @@ class Purse:
         return salt
 
     def open(self, plan: Plan, references: References, salt: bytes, *, epsilon: float | None = None) -> BudgetLog:
-        """Opens the log, or creates it for this plan; attested references are admitted to it, each with what was signed.
+        """Opens the log, or creates it for this plan; attested references are admitted to it, each with what was signed. One
+        that the log refuses, since it was withdrawn, say, is not, and holds up no other: its batch makes no text.
 
         Args:
             epsilon: cap of each contribution, at the plan's delta; None where a signed rule has it.
@@ -111,9 +115,7 @@ class Purse:
                 self._require(log, references, salt)
                 self._signer(log)  # nothing is paid where it could not be signed at the end
             if references.rule is not None:
-                withdrawn = log.state.withdrawn
-                pairs = zip(references, references.attestations, strict=True)
-                log.admit([signed for one, signed in pairs if log.account(one.unit) not in withdrawn])
+                _admit(log, references.attestations)
         except BaseException:
             log.close()
             raise
@@ -179,6 +181,17 @@ class Purse:
         elif pin(salt) not in known.parameters:
             sentence = f"{self.log} was made for another salt than {self.salt_file} holds, or for none"
             raise ResumeRefused("SALT", f"{sentence}: ids would be units that have spent nothing; restore that salt")
+
+
+def _admit(log: BudgetLog, attestations: Sequence[Attestation]) -> None:
+    """Admits those that the log does not refuse, and these together as far as that goes."""
+    try:
+        log.admit(attestations)
+    except LeafRefused:
+        if len(attestations) > 1:
+            middle = len(attestations) // 2
+            _admit(log, attestations[:middle])
+            _admit(log, attestations[middle:])
 
 
 def cap_of(plan: Plan, references: References | None, epsilon: float | None) -> int:

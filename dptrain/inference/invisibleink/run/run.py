@@ -91,7 +91,7 @@ class Run:
         """Makes texts until so many whole ones are there, or the budget holds no more.
 
         Args:
-            texts: in the folder at the end; None for one of every batch. label: alone; None for all in turn.
+            texts: in the folder at the end; None for as many as there are batches. label: alone; None for all in turn.
             words: public words of the task that are the same for all texts.
             stop: asked after every token; a text under way is closed then, spent for what was computed, and not written.
             told: called with the number of whole texts. piece: called with every piece of a text as it is released.
