@@ -146,7 +146,8 @@ SERVING = (
         T_WITHDRAWAL + "test_what_nobody_expected_when_files_are_read_again_is_said_and_they_are_read_at_the_next_time",
     ),
     Mutant(
-        "no time of a release is told", SERVICE, 'waits = "release" not in running.privacy', "waits = True",
+        "no time of a release is told", SERVICE, 'waits = {"release", "generation"}.isdisjoint(running.privacy)',
+        "waits = True",
         T_SILENCE + "test_no_number_tells_how_long_an_answer_took_that_releases_states",
     ),
     Mutant("a draining server takes nothing on", SERVICE, "        if self.draining:\n", "        if False:\n",
@@ -190,7 +191,7 @@ SERVING = (
         T_CLOSING + "test_a_test_that_fails_later_closes_the_generation_spends_nothing_and_ends_what_runs",
     ),
     Mutant(
-        "rows are tested again", OFFERED, "recheck_every=self.table.recheck_every,", "recheck_every=1 << 30,",
+        "a server's rows are tested again", OFFERED, "recheck_every=self.table.recheck_every,", "recheck_every=1 << 30,",
         T_CLOSING + "test_rows_are_tested_again_now_and_then",
     ),
     Mutant(
