@@ -37,7 +37,7 @@ SECTIONS: Final[tuple[Section, ...]] = (
         ),
     ),
     ("Extending", ("extending/layers.md", "extending/noise.md", "extending/accountant.md", "extending/*")),
-    ("Serve", ("serving.md", "inference.md")),
+    ("Serve", ("serving.md", "private-text.md", "inference.md")),
     ("Project", ("architecture.md", "publishing.md", "performance.md")),
 )  # fmt: skip
 """Sections with their pages in order. A pattern takes what no line before it has; one with a title is a section of its own.
