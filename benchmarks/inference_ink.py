@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -111,6 +112,20 @@ def _resident(name: str) -> int:
         return next(int(line.split()[1]) for line in file if line.startswith(name)) << 10
 
 
+def tensors(work: Callable[[], object]) -> int:
+    """Returns how many bytes of tensors that work made were there at once, at most, by the profiler of torch."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    events = sorted((one for one in seen.profiler.kineto_results.events() if one.name() == "[memory]"), key=_start)
+    return max(accumulate(one.nbytes() for one in events))
+
+
+def _start(event: Any) -> int:
+    return int(event.start_ns())
+
+
 def grown(size: str, way: str) -> dict[str, Any]:
     """Generates one text in this process, and returns by how many bytes the resident set grew at most."""
     prompts, plan = Prompts(tokenizer(), TASK), Plan.for_epsilon(10.0, delta=1e-6, batch=BATCH, tokens=TOKENS, tau=1.2)
@@ -128,17 +143,25 @@ def grown(size: str, way: str) -> dict[str, Any]:
         ink.generate(REFERENCES, Meter())
     elif way == "plain":
         plain(model)
+    counted = None
+    if way == "tensors":
+        ink = InvisibleInk(model, tokenizer(), TASK, plan)
+        ink.ends = frozenset()
+        ink.check()
+        counted = tensors(lambda: ink.generate(REFERENCES, Meter()))
     width, _, layers, _ = SIZES[size]
     bytes_of_model = sum(one.numel() * one.element_size() for one in model.parameters())
     caches = (BATCH + 1) * 2 * layers * width * 4 * (prompts.length + TOKENS)
+    most = _resident("VmHWM") - before if counted is None else bytes_of_model + counted
     return {
-        "model": size, "way": way, "grown": _resident("VmHWM") - before, "bytes_of_model": bytes_of_model, "caches": caches,
-        "over": (_resident("VmHWM") - before) / (bytes_of_model + (caches if way != "model" else 0)),
+        "model": size, "way": way, "grown": most, "bytes_of_model": bytes_of_model, "caches": caches,
+        "over": most / (bytes_of_model + (caches if way != "model" else 0)),
     }  # fmt: skip
 
 
 def memory() -> list[dict[str, Any]]:
-    """Returns `grown` of each size and way, in fresh processes: making the model alone, the plain loop, ours.
+    """Returns `grown` of each size and way, in fresh processes: making the model alone, the plain loop, ours; and ours by bytes
+    of tensors, the rows tested before, in place of the resident set.
 
     A cache that grows by a token leaves freed blocks behind, which the C library keeps by default and gives back where the size
     of what it maps by itself is fixed. Both are measured; they are the same program.
@@ -146,7 +169,7 @@ def memory() -> list[dict[str, Any]]:
     found = []
     for allocator, more in (("default", {}), ("fixed", {"MALLOC_MMAP_THRESHOLD_": "131072"})):
         for size in SIZES:
-            for way in ("model", "plain", "ours"):
+            for way in ("model", "plain", "ours") if allocator == "default" else ("model", "plain", "ours", "tensors"):
                 asked = [sys.executable, "-m", "benchmarks.inference_ink", "--grown", size, way]
                 env = {**os.environ, "OMP_NUM_THREADS": "1", **more}
                 done = subprocess.run(asked, capture_output=True, text=True, check=True, env=env)

@@ -859,5 +859,7 @@ def test_recorded_speed_cost_and_memory_are_within_their_targets() -> None:
         assert row["cost_in_tokens_of_one_row"]["median"] <= row["cost_in_tokens_of_one_row"]["bound"] == found["B"] + 1
     ours = {(row["allocator"], row["model"]): row for row in found["memory"] if row["way"] == "ours"}
     assert ours["fixed", "25M"]["over"] <= 1.1
+    by_tensors = [row["over"] for row in found["memory"] if row["way"] == "tensors"]
+    assert len(by_tensors) == 2 and max(by_tensors) <= 1.1
     for row in found["memory"]:
         assert row["grown"] > 0 and row["caches"] > 0

@@ -523,6 +523,78 @@ class GeometryLead:
         axes.legend(frameon=False)
 
 
+@picture(
+    "ink-clip-norms",
+    "Clip norm that a budget leaves, by references of a text",
+    "Clip norm C against the number of references B for texts of 500 tokens, at epsilon 1, 3, 5 and 10: both ways grow in"
+    " proportion to B, and InvisibleInk has twice the norm of Amin et al.",
+)
+class InkClipNorms:
+    """Theorem 2 solved for C, beside the sensitivity 2C/B of clipping whole logits."""
+
+    @staticmethod
+    def figures() -> Figures:
+        from benchmarks.ink.plots import clip_norms
+
+        rows = clip_norms()
+        return {
+            way: {f"{epsilon:g}": [[row["B"], row[way]] for row in rows if row["epsilon"] == epsilon]
+                  for epsilon in sorted({row["epsilon"] for row in rows})} for way in ("ink", "amin")
+        }  # fmt: skip
+
+    @staticmethod
+    def draw(figure: "Figure", found: Figures) -> None:
+        axes = figure.add_subplot()
+        for dash, (way, label) in zip(DASHES, {"ink": "InvisibleInk", "amin": "Amin et al."}.items(), strict=False):
+            for place, (epsilon, points) in enumerate(found[way].items()):
+                x, y = zip(*points, strict=True)
+                axes.plot(x, y, color=PALETTE[place], linestyle=dash, linewidth=1.5, label=f"{label}, ε = {epsilon}")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlabel("references B")
+        axes.set_ylabel("C")
+        axes.grid(color=GRID, linewidth=0.6)
+        axes.legend(frameon=False, fontsize=6.5, ncols=2)
+
+
+@picture(
+    "ink-compute",
+    "Topic words on the references' topic, by model calls a token",
+    "Share of topic words against model calls a token in the topic world, at epsilon 1, 3 and 10, for InvisibleInk and Amin et"
+    " al.: at epsilon 3 the share of 0.6 takes 16 calls against 63, at epsilon 10 the share of 0.85 takes 8 against 27.",
+)
+class InkCompute:
+    """Means over seeds (`benchmarks/ink.json`), every arm with its true constants; hollow where grammar is below .98."""
+
+    @staticmethod
+    def figures() -> Figures:
+        table = json.loads((ROOT / "benchmarks" / "ink.json").read_text(encoding="utf-8"))["table"]
+        found: dict[str, Any] = {}
+        for row in table:
+            if row["arm"] in ("ink", "amin") and row["epsilon"] and "infeasible" not in row:
+                calls = row["B"] + (row["arm"] == "ink")
+                found.setdefault(f"{row['arm']} {row['epsilon']:g}", []).append([calls, row["share"], row["grammar"] > 0.98])
+        return found
+
+    @staticmethod
+    def draw(figure: "Figure", found: Figures) -> None:
+        axes = figure.add_subplot()
+        names = {"ink": "InvisibleInk", "amin": "Amin et al."}
+        for name, points in found.items():
+            way, epsilon = name.split()
+            style = {"color": PALETTE[["1", "3", "10"].index(epsilon)], "linestyle": DASHES[way == "amin"]}
+            x, y, good = zip(*points, strict=True)
+            axes.plot(x, y, linewidth=1.4, label=f"{names[way]}, ε = {epsilon}", **style)
+            for one, other, full in zip(x, y, good, strict=True):
+                axes.plot([one], [other], "o", color=style["color"], mfc=style["color"] if full else "white", markersize=4)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel("model calls a token; hollow: grammar below 0.98")
+        axes.set_ylabel("share")
+        axes.grid(color=GRID, linewidth=0.6)
+        axes.legend(frameon=False, fontsize=7)
+
+
 def figures_in(path: Path) -> Figures:
     """Returns the figures that a picture holds."""
     from xml.etree import ElementTree
