@@ -201,13 +201,13 @@ def sign(
         file_option(
             "KEY",
             "Private key of the corpus owner, or its .pub file, to sign with the SSH agent that holds it; default: "
-            "owner.key inputs.beside the policy.",
+            "owner.key beside the policy.",
         ),
     ] = None,
     registry: inputs.RegistryFile = None,
     out: Annotated[Path | None, option("Signed file; default: the policy's name with .cose.", metavar="POLICY.cose")] = None,
     owner: Annotated[
-        str | None, option("Identifier of the owner; default: the name in the .pub file inputs.beside the key.")
+        str | None, option("Identifier of the owner; default: the name in the .pub file beside the key.")
     ] = None,
     passphrase_file: inputs.PassphraseFile = None,
 ) -> Told:

@@ -243,6 +243,10 @@ def _header_map(header: Header) -> dict[int, Any]:
 def _header(value: list[Any]) -> Header:
     schema = value[3] if len(value) > 3 else None
     if schema != SCHEMA:
+        if isinstance(schema, str) and schema.startswith("dptrain.budget/"):
+            sentence = "this is a budget log, where the ledger of a training run was expected"
+            how = "'dptrain ledger verify' reads an export of it, 'dptrain ledger withdraw' enters withdrawals"
+            raise LeafRefused("SCHEMA", f"{sentence}; {how}")
         raise LeafRefused("SCHEMA", f"the ledger has the schema {schema!r:.40}, this version reads {SCHEMA}")
     if len(value) not in (28, 29, 30, 31):
         expected = "a header has 28 fields, or 29 with noise that is correlated, or 30 with a geometry, or 31 with reads"

@@ -165,31 +165,6 @@ class EpsilonSays:
 
 
 @picture(
-    "attacker-hits",
-    f"Hits at {FALSE_ALARMS * CASES:g} false alarms in {CASES}, at most",
-    "Hits in 100 that the best attacker can have at 5 false alarms in 100, against epsilon: 5 at epsilon 0, rising to"
-    " all near epsilon 3 and beyond.",
-)
-class AttackerHits:
-    """The figure that plans and reports say in words."""
-
-    @staticmethod
-    def figures() -> Figures:
-        epsilons = [place / 20 for place in range(0, 121)]
-        return {"epsilon": epsilons, "hits": [100 * detection_limit(e, DELTA, FALSE_ALARMS) for e in epsilons]}
-
-    @staticmethod
-    def draw(figure: "Figure", found: Figures) -> None:
-        axes = figure.add_subplot()
-        axes.plot(found["epsilon"], found["hits"], color=PALETTE[0], linewidth=1.8)
-        axes.axhline(100 * FALSE_ALARMS, color=FAINT, linewidth=0.8)
-        axes.grid(color=GRID, linewidth=0.6)
-        axes.set_xlabel("epsilon")
-        axes.set_ylabel(f"hits in {CASES}, at most")
-        axes.set_ylim(0, 104)
-
-
-@picture(
     "accountants",
     "Epsilon over the steps of a run, by accountant",
     "Epsilon against steps up to 4,000 at noise multiplier 1 and sampling rate 0.01: moments above rdp above pld, and"
@@ -521,40 +496,6 @@ class GeometryLead:
         axes.set_ylabel("points of accuracy")
         axes.grid(color=GRID, linewidth=0.6)
         axes.legend(frameon=False)
-
-
-@picture(
-    "ink-clip-norms",
-    "Clip norm that a budget leaves, by references of a text",
-    "Clip norm C against the number of references B for texts of 500 tokens, at epsilon 1, 3, 5 and 10: both ways grow in"
-    " proportion to B, and InvisibleInk has twice the norm of Amin et al.",
-)
-class InkClipNorms:
-    """Theorem 2 solved for C, beside the sensitivity 2C/B of clipping whole logits."""
-
-    @staticmethod
-    def figures() -> Figures:
-        from benchmarks.ink.plots import clip_norms
-
-        rows = clip_norms()
-        return {
-            way: {f"{epsilon:g}": [[row["B"], row[way]] for row in rows if row["epsilon"] == epsilon]
-                  for epsilon in sorted({row["epsilon"] for row in rows})} for way in ("ink", "amin")
-        }  # fmt: skip
-
-    @staticmethod
-    def draw(figure: "Figure", found: Figures) -> None:
-        axes = figure.add_subplot()
-        for dash, (way, label) in zip(DASHES, {"ink": "InvisibleInk", "amin": "Amin et al."}.items(), strict=False):
-            for place, (epsilon, points) in enumerate(found[way].items()):
-                x, y = zip(*points, strict=True)
-                axes.plot(x, y, color=PALETTE[place], linestyle=dash, linewidth=1.5, label=f"{label}, ε = {epsilon}")
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xlabel("references B")
-        axes.set_ylabel("C")
-        axes.grid(color=GRID, linewidth=0.6)
-        axes.legend(frameon=False, fontsize=6.5, ncols=2)
 
 
 @picture(

@@ -138,7 +138,8 @@ def _tests(name: str) -> str:
 
 def made_pages(root: Path = ROOT) -> list[Path]:
     """The pages of which something is made here."""
-    others = (root / "docs" / name for name in ("guarantee.md", "threat-model.md", "geometry.md", "inference.md", *MEASURED))
+    filled = ("guarantee.md", "threat-model.md", "geometry.md", "inference.md", "private-text.md", *MEASURED)
+    others = (root / "docs" / name for name in filled)
     return [root / ALL, root / INDEX, *others, *pages(root)]
 
 

@@ -1,5 +1,6 @@
 """A task's file, its prompts, and the batches of a run: a null reference is the public prompt, and content chooses nothing."""
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def test_a_task_whose_null_reference_is_another_prompt_is_refused_at_load(privat
     file = tmp_path / "task.toml"
     quoted = private.replace("\n", "\\n")
     file.write_text(f'public = "Write a {{kind}} note."\nprivate = "{quoted}"\nreference_tokens = 4\nlabels = ["kind"]\n')
-    with pytest.raises(ConfigError, match="have to be equal"):
+    with pytest.raises(ConfigError, match=r"have to be equal|stands outside of"):
         Task.read(file)
 
 
@@ -66,6 +67,13 @@ def test_what_is_no_task_is_refused_by_name(tmp_path: Path) -> None:
     assert refused(private="Write a {kind} note.") == refused(reference_tokens=0) == refused(reference_tokens=True) == "TASK"
     assert refused(private="[[{reference}{reference}]]Write a {kind} note.") == refused(labels=("reference",)) == "TASK"
     assert refused(public="[[x", private="[[{reference}]][[x") == refused(labels=("kind", "kind")) == "TASK"
+    said = {
+        "{refrence}": "write {reference}", "{reference}": "outside of", "[[{reference} {reference}]]": "2 places",
+        "[[no place]]": "0 places", "[[{reference} of {colour}]]": "add it to labels",
+    }  # fmt: skip
+    for place, words in said.items():
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            Task(**{**WHOLE, "private": f"{place}Write a {{kind}} note."})  # type: ignore[arg-type]
     task = Task(**WHOLE)  # type: ignore[arg-type]
     for labels in (None, {"kind": "a", "other": "b"}, {"kind": 3}):
         with pytest.raises(ConfigError, match="LABELS"):
@@ -75,6 +83,12 @@ def test_what_is_no_task_is_refused_by_name(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(ConfigError, match="TASK"):
             Task.read(file)
+    file.write_text('public = "a"\nprivate = "a"\nreference_token = 3\n')
+    with pytest.raises(ConfigError, match="reference_tokens is known"):
+        Task.read(file)
+    file.write_text('public = "a"\nprivate = "a"\n')
+    with pytest.raises(ConfigError, match="lacks reference_tokens"):
+        Task.read(file)
     with pytest.raises(ConfigError, match="there are mimic"):
         Task.shipped("../tab")
 

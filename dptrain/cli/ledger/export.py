@@ -126,7 +126,9 @@ def withdraw(
     """
     now, place = int(time.time()), place_of(ledger, state)
     if is_log(place):
-        wrong_if(bool(attestations or members or ledger_key), "this is a budget log: it takes --owner-key and --registry")
+        given = {"--attestations": attestations, "--member": members, "--ledger-key": ledger_key}
+        wrong = " and ".join(flag for flag, value in given.items() if value)
+        wrong_if(bool(wrong), f"this is a budget log, which has in it what was signed; leave out {wrong}")
         return _from_budget(place, withdrawals, owner_key, registry, now)
     wrong_if(owner_key is not None, "--owner-key is for a budget log: the ledger of a run has it in its header")
     descriptors = {}

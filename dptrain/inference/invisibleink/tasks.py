@@ -18,6 +18,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -155,11 +156,18 @@ class Task:
 
     def _check_places(self) -> None:
         known = set(self.labels)
-        places = [_PLACE.findall(text) for text in (self.public, _chosen(self.private, null=False))]
-        outside = [name for name in (*places[0], *places[1]) if name not in known | {REFERENCE}]
-        if outside or REFERENCE in places[0] or places[1].count(REFERENCE) != 1:
-            sentence = f"the private prompt has one place {{{REFERENCE}}}, within [[ ]], the public one has none"
-            raise ConfigError("TASK", f"{sentence}; other places are labels of the task, got {outside!r:.80}")
+        private, public = _PLACE.findall(_chosen(self.private, null=False)), _PLACE.findall(self.public)
+        for name in (*private, *public):
+            if name != REFERENCE and name not in known:
+                near = get_close_matches(name, [REFERENCE, *known], 1)
+                how = f"write {{{near[0]}}}, if that is meant" if near else f"add it to labels, or leave {{{name}}} out"
+                raise ConfigError("TASK", f"the prompts have a place {{{name}}}, which is no label of the task; {how}")
+        if REFERENCE in public or REFERENCE in _PLACE.findall(_chosen(self.private, null=True)):
+            sentence = f"{{{REFERENCE}}} stands outside of [[ ]], so that it is there without a reference too"
+            raise ConfigError("TASK", f"{sentence}; put it, and what belongs to it, into [[ ]] in the private prompt")
+        if private.count(REFERENCE) != 1:
+            sentence = f"the private prompt has {private.count(REFERENCE)} places {{{REFERENCE}}}"
+            raise ConfigError("TASK", f"{sentence}; expected one, within [[ ]]")
         if any(mark in text for text in (self.public, _GROUP.sub("", self.private)) for mark in ("[[", "]]")):
             raise ConfigError("TASK", "[[ and ]] stand in pairs in the private prompt alone")
 
@@ -170,9 +178,14 @@ class Task:
         except ValueError as error:
             raise ConfigError("TASK", f"{name} is no TOML: {error}") from error
         missing = {"public", "private", "reference_tokens"} - table.keys()
-        if missing or table.keys() - _KEYS or not isinstance(table.get("labels", []), list):
-            found = f"lacks {sorted(missing)}, has {sorted(table.keys() - _KEYS)!r:.80} besides"
-            raise ConfigError("TASK", f"{name} {found}; expected {', '.join(sorted(_KEYS))}, and labels in a list")
+        if unknown := sorted(table.keys() - _KEYS):
+            near = get_close_matches(unknown[0], _KEYS, 1)
+            how = f"{near[0]} is known" if near else f"known are {', '.join(sorted(_KEYS))}"
+            raise ConfigError("TASK", f"{name} has the unknown key {unknown[0]!r:.80}; {how}")
+        if missing:
+            raise ConfigError("TASK", f"{name} lacks {' and '.join(sorted(missing))}; a task says it")
+        if not isinstance(table.get("labels", []), list):
+            raise ConfigError("TASK", f"{name} has labels {table['labels']!r:.80}; expected a list of names")
         return cls(**{**table, "labels": tuple(table.get("labels", ()))})
 
 
