@@ -20,7 +20,7 @@ from dptrain.planning.figures import DASHES, FAINT, GRID, PALETTE, Picture
 from dptrain.planning.layout import stack
 from dptrain.planning.plan import make_plan
 from ledger import accountants, leaves, merkle, tiles
-from ledger.views.attacker import CASES, FALSE_ALARMS, detection_limit, hits
+from ledger.views.attacker import FALSE_ALARMS, detection_limit, hits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
