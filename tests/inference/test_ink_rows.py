@@ -15,7 +15,7 @@ from dptrain.inference.invisibleink import Task  # noqa: E402
 from dptrain.inference.invisibleink.forward import Forward, reads_wide_masks  # noqa: E402
 from dptrain.inference.invisibleink.isolation import check_rows  # noqa: E402
 from dptrain.inference.invisibleink.rows import MULTIPLE, Prompts, Rows  # noqa: E402
-from tests.worlds.ink import REFERENCES, TASK, model, tokenizer  # noqa: E402
+from tests.worlds.ink import REFERENCES, TASK, model, rotary, tokenizer  # noqa: E402
 
 OTHERS = ("an entirely different and rather long tale of nothing", "", None, "x")
 TYPES = [torch.float32, torch.bfloat16]
@@ -185,6 +185,11 @@ class Coupled(torch.nn.Module):
             out.logits = out.logits + 1e-6 * out.logits.mean(0, keepdim=True)
         if self.how == "late" and whole >= 40:  # another kernel from some length on
             out.logits = out.logits + 1e-6 * out.logits[1:2]
+        longest = int(position_ids.max())  # whatever the reason: a table by the longest row, or by the shortest one
+        if self.how == "longest" and longest >= 24 or self.how == "drawn" and longest >= 34:
+            out.logits = out.logits * 1.01
+        if self.how == "shortest" and int(position_ids[:, -1].min()) < 24 and input_ids.shape[1] > 1:
+            out.logits = out.logits * 1.01
         if self.how == "unsteady":
             out.logits = out.logits * (1 + 1e-6 * self.calls)
         if self.how == "place":
@@ -202,6 +207,7 @@ def test_a_model_that_keeps_rows_apart_passes(dtype: Any, minibatch: int | None)
 
 @pytest.mark.parametrize(("how", "code"), [
     ("mean", "ROWS_COUPLED"), ("lengths", "ROWS_COUPLED"), ("late", "ROWS_COUPLED"), ("unsteady", "UNSTEADY"),
+    ("longest", "ROWS_COUPLED"), ("drawn", "ROWS_COUPLED"), ("shortest", "ROWS_COUPLED"),
     ("infinite", "NOT_FINITE"),
 ])  # fmt: skip
 def test_a_model_that_couples_rows_is_refused(how: str, code: str) -> None:
@@ -209,6 +215,16 @@ def test_a_model_that_couples_rows_is_refused(how: str, code: str) -> None:
         check_rows(Coupled(how), 4, 32, 12)
     assert refused.value.code == code
     assert str(torch.float32) in refused.value.sentence and "cpu" in refused.value.sentence
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+@pytest.mark.parametrize(("length", "tokens"), [(96, 4), (208, 8), (64, 16)])
+def test_positions_that_follow_from_the_longest_row_are_found_wherever_they_change(kind: str, length: int, tokens: int) -> None:
+    """The factors change at 64 tokens: below, within and above the lengths of rows of middle length."""
+    with pytest.raises(NotPrivateUse, match="ROWS_COUPLED"):
+        check_rows(rotary(kind), 3, length, tokens)
+    if kind == "longrope":
+        check_rows(rotary(kind), 3, length, tokens, minibatch=1)
 
 
 def test_a_model_whose_rows_depend_on_their_place_is_refused_for_retrieval_alone() -> None:
