@@ -285,10 +285,10 @@ def test_what_cannot_be_is_refused_by_name(calls: list[int]) -> None:
 def test_positions_that_a_call_chooses_by_its_longest_row_are_refused_by_name(kind: str) -> None:
     """What is dynamic keeps its factors for the next call, which is that of another row."""
     for minibatch in (None, 2):
-        with pytest.raises(ConfigError, match=f"ROTARY.*{kind}"):
+        with pytest.raises(ConfigError, match=rf"ROTARY.*{kind}"):
             InvisibleInk(rotary(kind), tokenizer(), TASK, PLAN, minibatch=minibatch)
     if kind == "dynamic":
-        with pytest.raises(ConfigError, match="ROTARY.*later calls"):
+        with pytest.raises(ConfigError, match=r"ROTARY.*later calls"):
             InvisibleInk(rotary(kind), tokenizer(), TASK, PLAN, minibatch=1)
     else:
         InvisibleInk(rotary(kind), tokenizer(), TASK, PLAN, minibatch=1)

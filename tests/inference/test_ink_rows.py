@@ -185,10 +185,17 @@ class Coupled(torch.nn.Module):
             out.logits = out.logits + 1e-6 * out.logits.mean(0, keepdim=True)
         if self.how == "late" and whole >= 40:  # another kernel from some length on
             out.logits = out.logits + 1e-6 * out.logits[1:2]
-        longest = int(position_ids.max())  # whatever the reason: a table by the longest row, or by the shortest one
-        if self.how == "longest" and longest >= 24 or self.how == "drawn" and longest >= 34:
-            out.logits = out.logits * 1.01
-        if self.how == "shortest" and int(position_ids[:, -1].min()) < 24 and input_ids.shape[1] > 1:
+        begins, longest, shortest = input_ids.shape[1] > 1, int(position_ids.max()), int(position_ids[:, -1].min())
+        if begins:
+            self.middle = int(position_ids[0, -1]) >= 8
+        by_length = {  # a table that a call chooses by its longest row, or its shortest
+            "short": begins and not self.middle and longest >= 24,
+            "short, late": not begins and not self.middle and longest >= 34,
+            "middle": begins and self.middle and longest >= 30,
+            "middle, late": not begins and self.middle and longest >= 34,
+            "long": begins and shortest < 24,
+        }
+        if by_length.get(self.how):
             out.logits = out.logits * 1.01
         if self.how == "unsteady":
             out.logits = out.logits * (1 + 1e-6 * self.calls)
@@ -207,8 +214,7 @@ def test_a_model_that_keeps_rows_apart_passes(dtype: Any, minibatch: int | None)
 
 @pytest.mark.parametrize(("how", "code"), [
     ("mean", "ROWS_COUPLED"), ("lengths", "ROWS_COUPLED"), ("late", "ROWS_COUPLED"), ("unsteady", "UNSTEADY"),
-    ("longest", "ROWS_COUPLED"), ("drawn", "ROWS_COUPLED"), ("shortest", "ROWS_COUPLED"),
-    ("infinite", "NOT_FINITE"),
+    *((how, "ROWS_COUPLED") for how in ("short", "short, late", "middle", "middle, late", "long")), ("infinite", "NOT_FINITE"),
 ])  # fmt: skip
 def test_a_model_that_couples_rows_is_refused(how: str, code: str) -> None:
     with pytest.raises(NotPrivateUse) as refused:
