@@ -14,7 +14,7 @@ from dptrain.errors import ConfigError, NotPrivateUse  # noqa: E402
 from dptrain.inference.invisibleink import Task  # noqa: E402
 from dptrain.inference.invisibleink.forward import Forward, reads_wide_masks  # noqa: E402
 from dptrain.inference.invisibleink.isolation import check_rows  # noqa: E402
-from dptrain.inference.invisibleink.rows import MULTIPLE, Prompts, Rows  # noqa: E402
+from dptrain.inference.invisibleink.rows import CHARACTERS, MULTIPLE, Prompts, Rows  # noqa: E402
 from tests.worlds.ink import REFERENCES, TASK, model, rotary, tokenizer  # noqa: E402
 
 OTHERS = ("an entirely different and rather long tale of nothing", "", None, "x")
@@ -61,6 +61,22 @@ def test_a_reference_that_becomes_longer_in_its_prompt_is_cut_further() -> None:
         prompts = Prompts(tokenizer(), Task(public=TASK.public, private=TASK.private, reference_tokens=count))
         rows = prompts.rows(["a" + "\U0001f600" * 40])
         assert rows.ids.shape == (2, prompts.length) and not rows.mask[:, 0].any()
+
+
+def test_the_tokenizer_sees_a_public_number_of_characters_of_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight megabytes took it 33 seconds, before anything was paid."""
+    words, seen = tokenizer(), []
+    called = type(words).__call__
+
+    def watched(self: Any, text: str, **how: Any) -> Any:
+        seen.append(len(text))
+        return called(self, text, **how)
+
+    monkeypatch.setattr(type(words), "__call__", watched)
+    prompts = Prompts(words, TASK)
+    long = prompts.rows(["tea " * 1_000_000])
+    assert max(seen) <= CHARACTERS * TASK.reference_tokens
+    assert torch.equal(long.ids, prompts.rows(["tea " * 100]).ids)
 
 
 def test_a_reference_that_is_no_text_is_refused() -> None:
@@ -183,6 +199,8 @@ class Coupled(torch.nn.Module):
         )
         if self.how == "mean":
             out.logits = out.logits + 1e-6 * out.logits.mean(0, keepdim=True)
+        if self.how == "last":
+            out.logits = out.logits + 1e-6 * out.logits[-1:]
         if self.how == "late" and whole >= 40:  # another kernel from some length on
             out.logits = out.logits + 1e-6 * out.logits[1:2]
         begins, longest, shortest = input_ids.shape[1] > 1, int(position_ids.max()), int(position_ids[:, -1].min())
@@ -213,8 +231,8 @@ def test_a_model_that_keeps_rows_apart_passes(dtype: Any, minibatch: int | None)
 
 
 @pytest.mark.parametrize(("how", "code"), [
-    ("mean", "ROWS_COUPLED"), ("lengths", "ROWS_COUPLED"), ("late", "ROWS_COUPLED"), ("unsteady", "UNSTEADY"),
-    *((how, "ROWS_COUPLED") for how in ("short", "short, late", "middle", "middle, late", "long")), ("infinite", "NOT_FINITE"),
+    ("mean", "ROWS_COUPLED"), ("last", "ROWS_COUPLED"), ("lengths", "ROWS_COUPLED"), ("late", "ROWS_COUPLED"),
+    ("unsteady", "UNSTEADY"), *((how, "ROWS_COUPLED") for how in ("short", "short, late", "middle", "middle, late", "long")), ("infinite", "NOT_FINITE"),
 ])  # fmt: skip
 def test_a_model_that_couples_rows_is_refused(how: str, code: str) -> None:
     with pytest.raises(NotPrivateUse) as refused:

@@ -14,13 +14,19 @@ T_TYPED = "tests/cli/test_cli_generate.py::"
 T_SIGNED = "tests/cli/test_cli_generate_attested.py::"
 
 _CRASHED = T_RUN + "test_a_text_that_a_crash_cut_is_spent_and_its_batch_is_not_drawn_from_again"
+_PINNED = T_RUN + "test_a_log_is_for_one_adjacency_and_one_number_of_records_because_rho_under_two_has_no_sum"
 _SALTED = T_RUN + "test_another_salt_beside_the_same_log_is_refused_because_ids_would_be_fresh_units"
 
 GENERATED = (
     Mutant(
-        "an empty reference keeps its place", READ, '                yield one, text or ""\n',
-        "                if text:\n                    yield one, text\n",
+        "an empty reference keeps its place", READ, '                yield one, _told(row["text"])\n',
+        '                if row["text"]:\n                    yield one, _told(row["text"])\n',
         T_READ + "test_every_row_keeps_its_place_and_one_that_is_empty_or_null_is_a_null_reference",
+    ),
+    Mutant(
+        "what is no text is null", READ, 'isinstance(found, str) and _encodes(found) else ""',
+        "_encodes(str(found)) else str(1 / 0)",
+        T_READ + "test_what_is_no_text_is_a_null_reference_and_ends_the_run_for_nobody",
     ),
     Mutant(
         "a unit is an id under the salt", READ, "hmac.new(salt, one.encode(), hashlib.sha256).hexdigest()",
@@ -103,7 +109,10 @@ GENERATED = (
         "if (cost := made.tokens * made.nano_rho) > 2 * rule.max_rho_nano:",
         T_RUN + "test_the_numbers_of_a_signed_rule_are_those_of_the_plan_and_a_text_that_costs_more_is_refused",
     ),
-    Mutant("a log has one salt", PURSE, "elif pin(salt) not in known.parameters:", "elif False:", _SALTED),
+    Mutant("a log has one salt", PURSE, "elif not pinned(pin(salt), known):", "elif False:", _SALTED),
+    Mutant("a log has one adjacency", PURSE, "if not pinned(relation(plan.adjacency, plan.records), known):", "if False:",
+           _PINNED),
+    Mutant("a pin is a whole word", PLAN, 'in stated.parameters.split("; ")', "in stated.parameters", _PINNED),
     Mutant("a lost salt is not made anew", PURSE, "        if self.log.exists():\n            sentence",
            "        if False:\n            sentence", _SALTED),
     Mutant("a salt is for its owner alone", PURSE, "os.O_CREAT | os.O_EXCL, 0o600)", "os.O_CREAT | os.O_EXCL, 0o644)",

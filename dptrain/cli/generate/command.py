@@ -24,7 +24,8 @@ def generate(
         file_option("FILE.jsonl", 'The owner\'s own references: rows {"id", "text"}; an empty or null text keeps its place.'),
     ] = None,
     epsilon: Annotated[
-        float | None, option("Epsilon of every reference over the whole run; the clip norm follows from it.", metavar="E")
+        float | None,
+        option("Epsilon of one text, and in a new budget of all texts of a reference; sets the clip norm.", metavar="E"),
     ] = None,
     delta: Annotated[float | None, option("Delta at which it holds: below one over the references.", metavar="D")] = None,
     batch: Annotated[int | None, option("References B of one text: public, empty ones included.", metavar="B")] = None,

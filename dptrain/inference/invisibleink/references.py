@@ -283,17 +283,17 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
                 if not line.strip():
                     continue
                 row = _object(line, path, number, "REFERENCES", _ROW)
-                one, text = row.get("id"), row.get("text", 0)
+                one = row.get("id")
                 if not isinstance(one, str) or not one or not _encodes(one):
                     raise ConfigError("REFERENCES", f"{path}, line {number}: its id is no text, or empty; give every row one")
-                if not (text is None or isinstance(text, str)) or not _encodes(text or ""):
-                    sentence = f"{path}, line {number}: its text is missing, or no text"
+                if "text" not in row:
+                    sentence = f"{path}, line {number} has no text"
                     raise ConfigError("REFERENCES", f"{sentence}; write null, or an empty one, for a reference that is null")
                 if one in lines:
                     sentence = f"{path}, lines {lines[one]} and {number} have one id"
                     raise ConfigError("RECORD_ID", f"{sentence}; every record has an id of its own, under which it pays")
                 lines[one] = number
-                yield one, text or ""
+                yield one, _told(row["text"])
     except OSError as error:
         raise FileRefused("FILE", f"cannot read the references {str(path)!r}: {error.strerror or error}") from error
 
@@ -330,6 +330,12 @@ def _encodes(text: str) -> bool:
     return True
 
 
+def _told(found: Any) -> str:
+    """Returns a text as it is, and what is none as a null reference: an error would tell of one payload, and end the run for
+    all."""
+    return found if isinstance(found, str) and _encodes(found) else ""
+
+
 def _judged(
     gate: Gate, corpus: Iterable[Item], now: int, withdrawn: Set[bytes]
 ) -> Iterator[tuple[Any, Attestation | None]]:
@@ -356,14 +362,13 @@ def _unchanged(content: bytes, outcome: Admitted) -> bytes:
 
 
 def _text_of(content: bytes, field: str | None) -> str:
-    """Returns the text of a contribution: a file as it is, a row of JSONL by a field. What is no text is null, for an error
-    would tell of one payload, and end the run for all."""
+    """Returns the text of a contribution: a file as it is, a row of JSONL by a field. What is no text is null."""
     try:
         text = content.decode("utf-8")
         if field is not None:
             found = json.loads(text)
             found = found.get(field) if isinstance(found, dict) else found
-            text = found if isinstance(found, str) and _encodes(found) else ""
+            text = _told(found)
     except (ValueError, RecursionError):
         return ""
     return text
