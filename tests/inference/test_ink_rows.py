@@ -232,7 +232,8 @@ def test_a_model_that_keeps_rows_apart_passes(dtype: Any, minibatch: int | None)
 
 @pytest.mark.parametrize(("how", "code"), [
     ("mean", "ROWS_COUPLED"), ("last", "ROWS_COUPLED"), ("lengths", "ROWS_COUPLED"), ("late", "ROWS_COUPLED"),
-    ("unsteady", "UNSTEADY"), *((how, "ROWS_COUPLED") for how in ("short", "short, late", "middle", "middle, late", "long")), ("infinite", "NOT_FINITE"),
+    *((how, "ROWS_COUPLED") for how in ("short", "short, late", "middle", "middle, late", "long")),
+    ("unsteady", "UNSTEADY"), ("infinite", "NOT_FINITE"),
 ])  # fmt: skip
 def test_a_model_that_couples_rows_is_refused(how: str, code: str) -> None:
     with pytest.raises(NotPrivateUse) as refused:

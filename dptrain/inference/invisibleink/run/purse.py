@@ -4,14 +4,17 @@ The salt lies beside the log, and the log's header pins it. So who deletes a run
 the log lies elsewhere: the same ids are the same units, and another salt is refused.
 """
 
+import hashlib
 import math
 import os
 import secrets
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from attest.attestation import Attestation
 from attest.files import atomic_write, read_limited, sync_directory
 from attest.fixed_point import MICRO, PICO
 from attest.keys import generate, load_private_key, save_private_key
@@ -24,6 +27,7 @@ from ledger.budget.export import export_budget
 from ledger.budget.leaves import Mechanism
 from ledger.budget.log import BudgetLog, BudgetSpec
 from ledger.budget.rho import NANO, cap_nano, epsilon_of_rho
+from ledger.errors import LeafRefused
 from ledger.note import NoteSigner
 from ledger.storage.place import Place
 
@@ -96,7 +100,7 @@ class Purse:
         return salt
 
     def open(self, plan: Plan, references: References, salt: bytes, *, epsilon: float | None = None) -> BudgetLog:
-        """Opens the log, or creates it for this plan; attested references are admitted to it, each with what was signed.
+        """Opens the log, or creates it for this plan; with attested references it is for all classes of their policy.
 
         Args:
             epsilon: cap of each contribution, at the plan's delta; None where a signed rule has it.
@@ -113,14 +117,28 @@ class Purse:
             if not made:
                 self._require(log, plan, references, salt)
                 self._signer(log)  # nothing is paid where it could not be signed at the end
-            if references.rule is not None:
-                withdrawn = log.state.withdrawn
-                pairs = zip(references, references.attestations, strict=True)
-                log.admit([signed for one, signed in pairs if log.account(one.unit) not in withdrawn])
         except BaseException:
             log.close()
             raise
         return log
+
+    def admit(self, log: BudgetLog, references: References) -> References:
+        """Admits attested references to a log, each with what was signed, and returns those that may pay in it; the owner's own
+        as they are.
+
+        Guarantee: none that was withdrawn in the log is admitted or returned, and each that is returned stands in the log.
+        Whom the log refuses is left out, by reason, and nobody else with it.
+
+        Raises:
+            ConfigError: code REFERENCES, none is left. Else as `BudgetLog.admit`.
+        """
+        if references.rule is None:
+            return references
+        log.refresh()
+        references = references.leaving({one.hex(): "WITHDRAWN" for one in log.state.withdrawn})
+        codes = _admit(log, references.attestations)
+        missing = {one.id for one in references} - {one.hex() for one in log.state.admitted}
+        return references.leaving({one: codes.get(one, "REFUSED") for one in missing})
 
     def close(self, log: BudgetLog, directory: Path) -> None:
         """Signs what the log holds, and writes an export of it in place of an earlier one.
@@ -147,14 +165,14 @@ class Purse:
                 raise ConfigError("EPSILON", "a new budget has a cap: give its epsilon")
             cap = math.floor(epsilon * MICRO)
         else:
-            cap = math.ceil(epsilon_of_rho(rule.max_rho_nano / NANO, delta / PICO) * MICRO) + 1
+            most = max(one.max_rho_nano for one in references.rules)
+            cap = math.ceil(epsilon_of_rho(most / NANO, delta / PICO) * MICRO) + 1
         if not self.key.exists():
             save_private_key(self.key, generate(), None)
         signer = NoteSigner(f"generate/{secrets.token_hex(8)}", load_private_key(self.key))
         # A contribution that pays for one text has reached every threshold: nobody is told of each.
         caps, mechanisms = {CONTRIBUTION: (cap, delta)}, [_mechanism(plan, salt if rule is None else None)]
-        generation = () if rule is None else (_rule_of(references),)
-        spec = BudgetSpec(caps=caps, mechanisms=mechanisms, thresholds=(), generation=generation)
+        spec = BudgetSpec(caps=caps, mechanisms=mechanisms, thresholds=(), generation=references.rules)
         log = BudgetLog.create(Place.of(self.log), spec, signer)
         atomic_write(self.public, f"{signer.vkey}\n".encode())
         return log
@@ -178,7 +196,9 @@ class Purse:
         if references.rule is not None:
             if _rule_of(references) not in log.header.generation:
                 sentence = f"{self.log} does not have the generation rule of class {references.rule.name} of this policy"
-                raise ConfigError("BUDGET", f"{sentence}; a rule stands in the header of a log: begin another log")
+                how = "a rule stands in the header of a log, so another policy needs a log of its own (--budget)"
+                told = "which knows nothing of what was spent here: that these contributions spend in one alone is your word"
+                raise ConfigError("BUDGET", f"{sentence}; {how}, {told}")
         elif log.header.generation:
             sentence = f"{self.log} is for contributions that were signed for generation"
             raise ConfigError("BUDGET", f"{sentence}, and your own were not; begin another log for them")
@@ -201,10 +221,20 @@ def _mechanism(plan: Plan, salt: bytes | None) -> Mechanism:
 
 def _rule_of(references: References) -> GenerationRule:
     """Returns what a header says of the rule by which references were admitted."""
-    assert references.rule is not None and references.rule.generation is not None and references.policy is not None
-    rule = references.rule.generation
-    numbers = rule.references, rule.clip_norm_micro, rule.temperature_micro, rule.tokens, rule.top_k, rule.max_rho_nano
-    return GenerationRule(references.policy, references.rule.name, *numbers)
+    assert references.rule is not None
+    return next(one for one in references.rules if one.name == references.rule.name)
+
+
+def _admit(log: BudgetLog, attestations: Sequence[Attestation]) -> dict[str, str]:
+    """Admits whom the log takes; returns the code of each whom it refuses, by digest."""
+    try:
+        log.admit(attestations)
+    except LeafRefused as error:
+        if len(attestations) == 1:
+            return {hashlib.sha256(attestations[0].descriptor).hexdigest(): str(error.code)}
+        half = len(attestations) // 2
+        return _admit(log, attestations[:half]) | _admit(log, attestations[half:])
+    return {}
 
 
 def _remove(directory: Path) -> None:
