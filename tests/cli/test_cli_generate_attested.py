@@ -13,8 +13,10 @@ from attest.corpus import Contents, open_corpus
 from attest.policy import open_policy
 from attest.registry import open_registry
 from dptrain.errors import ContentChanged
+from dptrain.inference.invisibleink import Plan
+from dptrain.inference.invisibleink.pool import Pool
 from dptrain.inference.invisibleink.references import References
-from dptrain.inference.invisibleink.run import Run
+from dptrain.inference.invisibleink.run import Purse, Run
 from ledger.budget.log import BudgetLog
 from ledger.storage.place import Place
 from tests.worlds.commands import record
@@ -212,7 +214,7 @@ def test_the_text_of_a_row_stands_in_the_field_that_is_named_and_a_row_without_i
     assert clinic.json(*GENERATE, "--field", "note", "--plan", code=1)["error"]["code"] == "BATCH"
 
 
-def test_several_corpora_are_judged_as_one_so_that_no_content_comes_twice(clinic):
+def test_several_corpora_are_judged_as_one_so_that_no_attestation_comes_twice(clinic):
     sign(clinic, "notes", texts(3))
     shutil.copytree(clinic.directory / "corpus", clinic.directory / "again")
     told = clinic.json(*GENERATE[:3], "again", *GENERATE[3:], "--plan")
@@ -397,6 +399,13 @@ def test_a_batch_of_which_a_reference_is_gone_is_passed_over_and_no_other_change
     fewer = whole.leaving({first: "WITHDRAWN"}).since(whole.listed)
     assert (len(fewer), [one.id for one in fewer.gone], fewer.refused) == (8, [first], {"WITHDRAWN": 1})
     assert fewer.digest == whole.digest != whole.leaving({first: "WITHDRAWN"}).digest
+    plan = Plan.of_rule(whole.rule.generation, delta=1e-6)
+    with Purse.of(clinic.directory, clinic.directory / "b.db").open(plan, whole, bytes(32)) as log:
+        Purse.of(clinic.directory).admit(log, whole)
+        pool = Pool(fewer, plan, log, bytes(32))
+        assert pool.sizes == {None: 3}
+        taken = {one.id for _ in range(2) for one in pool.take()[0]}
+        assert len(taken) == 6 and first not in taken and pool.left() == 2 * Pool(whole, plan, log, bytes(32)).left() / 3
     before, after = (
         [[one.id for one in batch] for batch in found.batches(3, bytes(32))[None]] for found in (whole, fewer)
     )
