@@ -47,7 +47,8 @@ GENERATED = (
         T_READ + "test_every_reference_has_a_label_or_none_has",
     ),
     Mutant(
-        "the digest of references follows from labels too", READ, "sorted(((one.id, one.label) for", "sorted(((one.id, None) for",
+        "the digest of references follows from labels too", READ,
+        "sorted(((one.id, one.label) for", "sorted(((one.id, None) for",
         T_READ + "test_the_digest_follows_from_ids_and_labels",
     ),
     Mutant(

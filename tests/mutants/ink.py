@@ -156,7 +156,7 @@ FROM_REFERENCES = (
     Mutant("rows are tested before a text", GENERATOR, "                    self._check_length(prompts.length)\n",
            "                    self._since[prompts.length] = 0\n",
            T_GENERATOR + "test_a_model_that_couples_rows_generates_nothing_and_nothing_is_spent"),
-    Mutant("rows are tested again", GENERATOR, "self._since[prompts.length] += 1", "self._since[prompts.length] += 0",
+    Mutant("rows are tested now and then", GENERATOR, "self._since[prompts.length] += 1", "self._since[prompts.length] += 0",
            T_GENERATOR + "test_rows_are_tested_before_the_first_text_and_now_and_then_after"),
     Mutant("T tokens are paid for", GENERATOR, "meter.reserve(plan.tokens,", "meter.reserve(1,",
            T_GENERATOR + "test_all_tokens_are_paid_before_the_first_forward_pass_and_a_refused_text_makes_none"),
