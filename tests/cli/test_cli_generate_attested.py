@@ -182,7 +182,9 @@ def test_a_contribution_that_was_withdrawn_in_the_budget_log_makes_no_text_any_m
         log.withdraw(first)
         paid = first in log.state.accounts
     told = run(clinic, "--texts", "2", code=1 if paid else 0)
-    assert told["new"] == (0 if paid else 1)
+    assert told["new"] == (0 if paid else 1) and told["gone"] == 1
+    other = clinic.json(*GENERATE, "--model", str(model_folder()), "--out", "other")
+    assert (other["references"], other["refused"], other["gone"]) == (3, {"WITHDRAWN": 1}, 0)
 
 
 def judged(shell, now=None, **how):

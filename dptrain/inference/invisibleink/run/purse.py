@@ -4,17 +4,14 @@ The salt lies beside the log, and the log's header pins it. So who deletes a run
 the log lies elsewhere: the same ids are the same units, and another salt is refused.
 """
 
-import hashlib
 import math
 import os
 import secrets
 import stat
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from attest.attestation import Attestation
 from attest.files import atomic_write, read_limited, sync_directory
 from attest.fixed_point import MICRO, PICO
 from attest.keys import generate, load_private_key, save_private_key
@@ -27,7 +24,6 @@ from ledger.budget.export import export_budget
 from ledger.budget.leaves import Mechanism
 from ledger.budget.log import BudgetLog, BudgetSpec
 from ledger.budget.rho import NANO, cap_nano, epsilon_of_rho
-from ledger.errors import LeafRefused
 from ledger.note import NoteSigner
 from ledger.storage.place import Place
 
@@ -136,9 +132,8 @@ class Purse:
             return references
         log.refresh()
         references = references.leaving({one.hex(): "WITHDRAWN" for one in log.state.withdrawn})
-        codes = _admit(log, references.attestations)
-        missing = {one.id for one in references} - {one.hex() for one in log.state.admitted}
-        return references.leaving({one: codes.get(one, "REFUSED") for one in missing})
+        refused = log.admit(references.attestations).refused
+        return references.leaving({account.hex(): str(error.code) for account, error in refused.items()})
 
     def close(self, log: BudgetLog, directory: Path) -> None:
         """Signs what the log holds, and writes an export of it in place of an earlier one.
@@ -223,18 +218,6 @@ def _rule_of(references: References) -> GenerationRule:
     """Returns what a header says of the rule by which references were admitted."""
     assert references.rule is not None
     return next(one for one in references.rules if one.name == references.rule.name)
-
-
-def _admit(log: BudgetLog, attestations: Sequence[Attestation]) -> dict[str, str]:
-    """Admits whom the log takes; returns the code of each whom it refuses, by digest."""
-    try:
-        log.admit(attestations)
-    except LeafRefused as error:
-        if len(attestations) == 1:
-            return {hashlib.sha256(attestations[0].descriptor).hexdigest(): str(error.code)}
-        half = len(attestations) // 2
-        return _admit(log, attestations[:half]) | _admit(log, attestations[half:])
-    return {}
 
 
 def _remove(directory: Path) -> None:
