@@ -153,7 +153,7 @@ def class_of(attestation: Attestation) -> str:
 def require_new(found: Admitted, contents: Set[bytes], seq: int) -> None:
     """Refuses a commitment to a content that was admitted before, under whatever descriptor.
 
-    The commitment is salted: who signs one content anew with another nonce gives another contribution, which has a budget of its
+    The commitment is salted: who signs one content anew with another nonce gives another contribution, with a budget of its
     own. What a budget bounds is what is learned of one signed descriptor.
 
     Raises:

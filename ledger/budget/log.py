@@ -348,8 +348,8 @@ class BudgetLog:
     def admit(self, attestations: Iterable[Attestation], *, now: int | None = None) -> Admissions:
         """Admits contributions to generation, each under the rule of its class, all whom the log takes in one turn.
 
-        Guarantee: each that is admitted was signed for generation, as `ledger.budget.state.BudgetState.check_reference` says, by
-        the leaf that is durable when this returns. One that is refused keeps nobody else out. Whether the signatures verify
+        Guarantee: each that is admitted was signed for generation, as `ledger.budget.state.BudgetState.check_reference` says,
+        by the leaf that is durable when this returns. One that is refused keeps nobody else out. Whether the signatures verify
         under keys of contributors is the gate's to find before (`attest.gate`), and an auditor's after: the log keeps what was
         signed, and has no registry.
 
@@ -363,7 +363,7 @@ class BudgetLog:
             LeafRefused: code RULE, the header has no rules of generation.
         """
         if not self.header.generation:
-            raise LeafRefused("RULE", "the header has no rules of generation: contributions are the operator's own records here")
+            raise LeafRefused("RULE", "the header has no rules of generation: contributions are records of the operator's here")
         admitted: list[bytes] = []
         refused: dict[bytes, LeafRefused] = {}
         with self._guarded(), self._turn("admitting") as append:
