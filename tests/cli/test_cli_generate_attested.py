@@ -382,6 +382,8 @@ def test_a_run_goes_on_with_fewer_references_and_its_batches_are_what_they_were(
     sign(clinic, "brief", texts(1, "brief"), "--days", "1")
     assert run(clinic, "--texts", "1")["references"] == 7
     later = str(int(time.time()) + 2 * 86400)
+    planned = clinic.json(*GENERATE, "--out", "run", "--now", later, "--plan")
+    assert (planned["references"], planned["batches"]) == (6, 2) and planned["texts_left"] in (1, 2, 3)
     told = run(clinic, "--texts", "9", "--now", later, code=1)
     assert (told["references"], told["gone"], told["refused"]) == (6, 1, {"EXPIRED": 1})
     listed = json.loads((clinic.directory / "run/references.json").read_text())["references"]

@@ -23,6 +23,7 @@ from dptrain.inference.invisibleink.pool import Pool
 from dptrain.inference.invisibleink.references import References
 from dptrain.inference.invisibleink.run.figures import figures
 from dptrain.inference.invisibleink.run.purse import CONTRIBUTION, Purse, cap_of
+from dptrain.inference.invisibleink.run.setting import going_on
 from dptrain.inference.invisibleink.run.withdrawing import Withdrawing
 from ledger.budget.log import BudgetLog
 from ledger.errors import AccountantError
@@ -229,6 +230,8 @@ def planned(asked: Asked) -> Result:
     if asked.references is not None or asked.signed is not None:
         salt = purse.salt(make=False) if known else bytes(32)
         references = asked.rows(salt)
+        if asked.out is not None:
+            references = going_on(asked.out, references)
         batches = asked.batches(references, salt)
     there = known and purse.log.exists()
     cap = _cap_there(purse.log) if there and asked.signed is None else cap_of(plan, references, asked.epsilon)
