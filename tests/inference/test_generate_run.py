@@ -73,7 +73,7 @@ def test_every_batch_makes_one_text_and_the_export_verifies_under_the_key_beside
     assert {one["finish"] for one in texts} <= {"stop", "length"}
     key = (world / "run/budget.pub").read_text().strip()
     found = verify_budget(world / "run/export", [key])
-    assert found.verdict.startswith("FULL") and (found.reserves, found.open) == (9, 0)
+    assert found.verdict.startswith("FULL") and (found.reserves, found.open) == (3, 0)
 
 
 def test_the_folder_tells_no_id_of_a_reference_and_the_salt_is_for_its_owner_alone(world):
@@ -109,7 +109,7 @@ def test_a_text_is_paid_for_by_all_its_references_before_the_first_forward_pass(
 
         with patch.object(wanted.model, "forward", watched):
             run.generate(wanted, texts=1)
-    assert seen and set(seen) == {3}
+    assert seen and set(seen) == {1}
 
 
 def test_the_same_run_goes_on_behind_its_last_text(world):
@@ -149,7 +149,7 @@ def test_a_text_that_a_crash_cut_is_spent_and_its_batch_is_not_drawn_from_again(
         spent = spent_by(run.log, [one.unit for one in run.pool.references])
         open_ = list(run.log.state.open.values())
     assert (made.texts, made.new, made.lost, made.exhausted) == (2, 1, 1, True)
-    assert [leaf.releases for leaf in open_] == [PLAN.tokens] * 3
+    assert [leaf.releases for leaf in open_] == [PLAN.tokens]
     assert sorted(spent)[-3:] == [PLAN.tokens * PLAN.nano_rho] * 3
     assert [one["number"] for one in lines_of(world / "run/texts.jsonl")] == [1, 3]
 
@@ -238,6 +238,25 @@ def test_another_salt_beside_the_same_log_is_refused_because_ids_would_be_fresh_
     assert open_to_all.value.code == "SALT"
 
 
+@pytest.mark.parametrize("made", [{}, {"records": 12}, {"adjacency": "replace-one"}], ids=str)
+def test_a_log_is_for_one_adjacency_and_one_number_of_records_because_rho_under_two_has_no_sum(world, made):
+    def plan(**how):
+        return Plan.for_epsilon(4.0, delta=1e-6, batch=3, tokens=6, **how)
+
+    with opened(world, log=world / "safe.db", plan=plan(**made)) as run:
+        run.generate(ink(plan(**made)), texts=1)
+    for path in (world / "run").iterdir():
+        path.unlink()
+    for other in ({}, {"records": 1, "adjacency": "zero-logits"}, {"records": 12}, {"adjacency": "replace-one"}):
+        if other != made:
+            another = opened(world, log=world / "safe.db", plan=plan(**other))
+            with pytest.raises(ConfigError, match="no sum") as refused, another:
+                pass
+            assert refused.value.code == "BUDGET"
+    with opened(world, log=world / "safe.db", plan=Plan.for_epsilon(2.0, delta=1e-6, batch=3, tokens=6, **made)):
+        pass
+
+
 @pytest.mark.parametrize(
     "code, change",
     [
@@ -273,6 +292,9 @@ def test_a_folder_of_something_else_is_refused(world):
     with pytest.raises(ResumeRefused) as refused:
         prepared(world / "run")
     assert refused.value.code == "RUN_FOLDER"
+    (world / "run/thesis.txt").unlink()
+    (world / "run/.lock").touch()  # all that a run leaves that was killed right then
+    assert prepared(world / "run") == world / "run"
 
 
 def test_a_finished_text_gives_back_what_was_never_computed(world):
