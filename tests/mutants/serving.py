@@ -27,6 +27,7 @@ T_ENCRYPTED = "tests/serve/test_serve_encrypted.py::"
 T_TEXTS = "tests/serve/test_serve_generations.py::"
 T_CLOSING = "tests/serve/test_serve_generations_closing.py::"
 T_SOURCES = "tests/serve/test_serve_generations_sources.py::"
+T_AGAIN = "tests/serve/test_serve_generations_again.py::"
 T_QUIET = "tests/serve/test_serve_generations_silence.py::"
 
 _PAY = "                paid = release.answer(self.till.meter("
@@ -186,7 +187,7 @@ SERVING = (
         T_CLOSING + "test_a_test_that_fails_later_closes_the_generation_spends_nothing_and_ends_what_runs",
     ),
     Mutant(
-        "a test that failed ends what runs", DRAWING, "        self._require()\n", "",
+        "a test that failed ends what runs", DRAWING, "        self.require()\n", "",
         T_CLOSING + "test_a_test_that_fails_later_closes_the_generation_spends_nothing_and_ends_what_runs",
     ),
     Mutant(
@@ -199,11 +200,12 @@ SERVING = (
         T_CLOSING + "test_no_model_of_a_generation_outlives_its_withdrawal",
     ),
     Mutant(
-        "a text of a withdrawn contribution ends", OFFERED, " or not accounts.isdisjoint(self._log.state.withdrawn):", ":",
+        "a text of a withdrawn contribution ends", OFFERED, " or account in withdrawn for", " for",
         T_SOURCES + "test_a_contribution_that_is_withdrawn_ends_its_running_text_and_pays_for_no_other",
     ),
     Mutant(
-        "a text of a reference that is gone ends", OFFERED, "if not accounts <= self._there or", "if",
+        "a text of a reference that is gone ends", OFFERED, "now.get(account) != digest or",
+        "now.get(account, digest) != digest or",
         T_SOURCES + "test_a_reference_that_is_gone_from_what_is_read_again_makes_no_text_any_more",
     ),
     Mutant(
@@ -232,6 +234,51 @@ SERVING = (
     Mutant(
         "a signed withdrawal stands in the log", OFFERED, "            self._log.withdraw(digest)\n", "            pass\n",
         T_SOURCES + "test_a_signed_withdrawal_counts_from_the_next_reading_on_and_for_good",
+    ),
+    Mutant(
+        "a text of a reference that was changed ends", OFFERED, "now.get(account) != digest or", "account not in now or",
+        T_AGAIN + "test_a_text_ends_whose_reference_was_changed_or_emptied_while_it_was_drawn",
+    ),
+    Mutant(
+        "what waits for a reader ends with its reference", SERVICE,
+        "        if kept and isinstance(running.stream.decoding, Drawing):\n", "        if False:\n",
+        T_AGAIN + "test_what_waits_for_a_slow_reader_is_not_sent_once_its_reference_is_gone",
+    ),
+    Mutant(
+        "withdrawals are read though a file is broken", PROGRAM, "                    service.reread()  # nobody's",
+        "                    pass  # nobody's",
+        T_AGAIN + "test_references_are_read_again_though_the_servers_file_or_its_tokens_cannot_be[file]",
+    ),
+    Mutant(
+        "withdrawals are read though tokens are broken", SERVICE, "        finally:\n            self.reread()\n",
+        "        except ZeroDivisionError:\n            pass\n        else:\n            self.reread()\n",
+        T_AGAIN + "test_references_are_read_again_though_the_servers_file_or_its_tokens_cannot_be[tokens]",
+    ),
+    Mutant(
+        "the log has the rule of the policy that was read", OFFERED, "        require_rule(references, self._log.header)\n", "",
+        T_AGAIN + "test_a_policy_that_was_signed_anew_makes_no_text_until_the_one_of_the_log_is_back",
+    ),
+    Mutant(
+        "withdrawals beside the log count", SOURCES, "if folder.is_dir()]", "if False]",
+        T_AGAIN + "test_withdrawals_beside_the_log_count_too",
+    ),
+    Mutant(
+        "a withdrawal counts whatever the gate says", SOURCES, "    known |= _attested(", "    _attested(",
+        T_AGAIN + "test_a_withdrawal_counts_though_the_gate_does_not_take_the_contribution_any_more",
+    ),
+    Mutant(
+        "a withdrawal that nothing proves is not passed over", SOURCES, "not in known.keys() | here:", "not in known.keys():",
+        T_AGAIN + "test_a_withdrawal_of_what_was_taken_out_of_the_corpus_is_not_passed_over",
+    ),
+    Mutant(
+        "references are made into prompts once they have paid", OFFERED, "                receipt = meter.reserve(",
+        "                self.require_open()._prompts({\"kind\": \"boat\"}).rows([one.text for one in batch])\n"
+        "                receipt = meter.reserve(",
+        T_AGAIN + "test_references_are_made_into_prompts_once_for_a_text_and_behind_its_payment",
+    ),
+    Mutant(
+        "a text that broke off is no whole one", REMOTE, "        if not whole:\n", "        if False:\n",
+        T_TEXTS + "test_a_client_takes_no_text_that_broke_off_for_a_whole_one",
     ),
     Mutant(
         "nobody's withdrawal is passed over", SOURCES, "        else:\n            others.append(item.name)\n", "",
