@@ -176,7 +176,7 @@ class Client:
 
 def _refusal(answer: Any) -> ServerRefused:
     try:
-        error = answer.json()["error"]
+        error = {**answer.json()["error"]}
     except (ValueError, KeyError, TypeError):
         error = {"code": "ANSWER", "message": f"the server answered {answer.status_code} and no reason"}
     return ServerRefused(answer.status_code, error)

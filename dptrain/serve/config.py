@@ -128,7 +128,8 @@ class Attested(Table):
         registry: of the contributors.
         class_: of the policy; its generation rule has batch, clip norm, temperature, tokens and top_k.
         corpus: data with attestations beside it; contributions that were signed to generate are taken, and no others.
-        withdrawals: folder of signed withdrawals, as `attest withdraw` writes them.
+        withdrawals: folder of signed withdrawals, as `attest withdraw` writes them; one beside the log (`LOG.withdrawals`) is
+            read too.
         by_data_class: a text takes references of one data class alone, which is a label of the task.
     """
 

@@ -327,7 +327,14 @@ class Service:
         return _Prepared(drawing, told)
 
     async def pieces(self, running: Running) -> Any:
-        """Yields the pieces of an answer to its end. Raises Refused: it failed, or what it rests on was withdrawn."""
+        """Yields the pieces of an answer to its end.
+
+        Guarantee: no piece of a text is given out once a reference of it is gone, changed or withdrawn, as far as this process
+        has read the log, or its generation was closed; pieces that were drawn before are not either.
+
+        Raises:
+            Refused: it failed, or what it rests on was withdrawn.
+        """
         # When its first token came is told, but of no answer that releases states or is drawn from references.
         waits = {"release", "generation"}.isdisjoint(running.privacy)
         try:
@@ -338,6 +345,8 @@ class Service:
                     waits = False
                 if running.withdrawn is not None:
                     raise running.withdrawn
+                if isinstance(running.stream.decoding, Drawing):
+                    running.stream.decoding.require()
                 if piece.error is not None:
                     raise piece.error
                 yield piece

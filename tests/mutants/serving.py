@@ -242,7 +242,12 @@ SERVING = (
     Mutant(
         "what waits for a reader ends with its reference", SERVICE,
         "        if kept and isinstance(running.stream.decoding, Drawing):\n", "        if False:\n",
-        T_AGAIN + "test_what_waits_for_a_slow_reader_is_not_sent_once_its_reference_is_gone",
+        T_AGAIN + "test_what_waits_for_a_slow_reader_is_not_sent_once_its_reference_is_gone[read again]",
+    ),
+    Mutant(
+        "what waits for a reader is judged when it is sent", SERVICE,
+        "                if isinstance(running.stream.decoding, Drawing):\n", "                if False:\n",
+        T_AGAIN + "test_what_waits_for_a_slow_reader_is_not_sent_once_its_reference_is_gone[another process]",
     ),
     Mutant(
         "withdrawals are read though a file is broken", PROGRAM, "                    service.reread()  # nobody's",

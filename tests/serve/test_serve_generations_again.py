@@ -18,6 +18,7 @@ from dptrain.inference.invisibleink import generator
 from dptrain.inference.invisibleink.rows import Prompts
 from dptrain.serve import program
 from dptrain.serve.scheduler import Scheduler
+from ledger.budget.log import BudgetLog
 from tests.serve.test_serve_generations_closing import halfway
 from tests.serve.test_serve_generations_sources import WITHDRAWALS, starts, withdraw
 from tests.worlds.gate import ALICE, MALLORY, OWNER
@@ -89,7 +90,8 @@ def test_a_text_whose_references_are_what_they_were_goes_on_when_others_change(t
         assert '"finish_reason": "length"' in ended()
 
 
-def test_what_waits_for_a_slow_reader_is_not_sent_once_its_reference_is_gone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["read again", "another process"])
+def test_what_waits_for_a_slow_reader_is_not_sent_once_its_reference_is_gone(tmp_path: Path, how: str) -> None:
     long = {"tokens": 120, "epsilon": 3.0}
     with ExitStack() as opened:
         world = opened.enter_context(telling(tmp_path, generation=long))
@@ -110,13 +112,19 @@ def test_what_waits_for_a_slow_reader_is_not_sent_once_its_reference_is_gone(tmp
         socket.send_json({"generation": {"generation": "tales", "labels": {"kind": "boat"}}})
         until(lambda: any(each.stream._parked for each in world.service._running))
         gone = next(one for one in batches(world)[0] if one.text)
-        put(tmp_path, **{gone.id.replace("-", "_"): None})
-        world.service.reload(world.config)
-        until(lambda: not world.service.scheduler.busy)  # it ends though nobody reads on
+        log = world.service.till.log  # type: ignore[union-attr]
+        if how == "read again":
+            put(tmp_path, **{gone.id.replace("-", "_"): None})
+            world.service.reload(world.config)
+            until(lambda: not world.service.scheduler.busy)  # it ends though nobody reads on
+        else:
+            with BudgetLog.open(log.place) as other:
+                other.withdraw(gone.unit)
+            until(lambda: log.state.withdrawn)
         held.set()
         assert socket.receive_json()["choices"][0]["text"] == ""  # what it is worth
         assert socket.receive_json()["error"]["code"] == "WITHDRAWN"
-        log = world.service.till.log  # type: ignore[union-attr]
+        until(lambda: not world.service.scheduler.busy)
         log.refresh()
         assert not log.state.open and log.state.spent(log.account(gone.unit)) == 4 * offered(world).plan.nano_rho
 

@@ -127,7 +127,7 @@ class Offered:
         except Exception as error:
             sentence = "the references of this generation could not be read again, and nothing is drawn until they can"
             self._unread = Refused(503, "server_refuses", "UNREAD", f"{sentence}; the operator's log says why")
-            told = getattr(error, "code", type(error).__name__)
+            told = error if isinstance(error, ConfigError) else getattr(error, "code", type(error).__name__)
             LOG.error("generation %s: its references were not read again: %s", self.name, told)
         else:
             self._unread = None
