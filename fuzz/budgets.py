@@ -26,7 +26,7 @@ def _leaves() -> dict[str, list[bytes]]:
 
 
 LEAVES = _leaves()
-FIRST = 8
+FIRST = 6
 """Leaves of the log of contributions that stand before the one that is fuzzed."""
 
 

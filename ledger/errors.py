@@ -155,11 +155,14 @@ class BudgetExhausted(LedgerError):
         spent: what the unit has spent, open reservations included, in 1e-9 of rho.
         cap: its cap, likewise.
         asked: what the request would cost, likewise.
+        account: how the unit stands in leaves; None where several would not pay.
     """
 
-    def __init__(self, code: str, sentence: str, *, unit: str, spent: int, cap: int, asked: int) -> None:
+    def __init__(
+        self, code: str, sentence: str, *, unit: str, spent: int, cap: int, asked: int, account: bytes | None = None
+    ) -> None:
         super().__init__(code, sentence)
-        self.unit, self.spent, self.cap, self.asked = unit, spent, cap, asked
+        self.unit, self.spent, self.cap, self.asked, self.account = unit, spent, cap, asked, account
 
 
 class BudgetExceeded(LedgerError):

@@ -23,7 +23,13 @@ from ledger.leaves.kinds import ID, SHA256, Checked, as_leaf
 RULES: Final = 100
 """Most rules of one log."""
 
-REFERENCES: Final = Count(1, 65535, "1..65535")
+CONTRIBUTIONS: Final = 1900
+"""Most contributions of one text: a leaf names all of them, and a leaf takes less than 64 KiB."""
+
+INK: Final = "invisibleink"
+"""Mechanism by which contributions make texts: under rules of generation nobody else pays for it."""
+
+REFERENCES: Final = Count(1, CONTRIBUTIONS, f"1..{CONTRIBUTIONS}")
 SCALED: Final = Count(1, MAX_MICRO, "micro", "1e-6")
 COUNT: Final = Count(1, MAX_COUNT, "count")
 RHO: Final = Count(1, 10**15, "nano", "1e-9")
@@ -38,7 +44,7 @@ class GenerationRule(Checked):
     CDDL: ClassVar = "budget-generation"
     policy: bytes = declared(1, SHA256, "SHA-256 of the signed policy, as it was signed.")
     name: str = declared(2, ID, "Class of the policy.")
-    references: int = declared(3, REFERENCES, "References B of one text, empty ones included.")
+    references: int = declared(3, REFERENCES, "References B of one text, empty ones included: so many contributions pay.")
     clip_norm_micro: int = declared(4, SCALED, "Largest difference C that a reference makes in a logit.")
     temperature_micro: int = declared(5, SCALED, "Temperature tau of the softmax from which a token is drawn.")
     tokens: int = declared(6, COUNT, "Most tokens T of one text.")
@@ -48,7 +54,8 @@ class GenerationRule(Checked):
     @classmethod
     def of(cls, signed: SignedPolicy, name: str) -> "GenerationRule":
         """Returns the rule of a class of a signed policy. Raises LeafRefused: code RULE, it has none; LIMIT, the class limits
-        what a contribution spends over all runs together, which a budget of texts does not see."""
+        what a contribution spends over all runs together, which a budget of texts does not see; REFERENCES, a text of it has
+        more references than a leaf names."""
         found = signed.policy.find_class(name)
         rule = None if found is None else found.generation
         if found is None or rule is None:
@@ -58,6 +65,9 @@ class GenerationRule(Checked):
         if found.max_epsilon_total_micro is not None:
             sentence = f"class {name} limits what a contribution spends over all runs together, which no budget of texts sees"
             raise LeafRefused("LIMIT", f"{sentence}; take a class without max_epsilon_total")
+        if rule.references > CONTRIBUTIONS:
+            sentence = f"a text of class {name} has {rule.references} references, and a leaf names at most {CONTRIBUTIONS}"
+            raise LeafRefused("REFERENCES", f"{sentence} contributions; have a policy signed with fewer")
         numbers = rule.references, rule.clip_norm_micro, rule.temperature_micro, rule.tokens, rule.top_k, rule.max_rho_nano
         return cls(signed.digest, name, *numbers)
 

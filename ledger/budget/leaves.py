@@ -15,7 +15,7 @@ from attest import cbor
 from attest.errors import AttestError
 from attest.schema import Declared, check_fields, declared, derived, wire
 from attest.schema.quick import Array, Blob, Count, OneOf, Row
-from ledger.budget.generation import DESCRIPTOR, MESSAGE, RULES, GenerationRule
+from ledger.budget.generation import CONTRIBUTIONS, DESCRIPTOR, MESSAGE, RULES, GenerationRule
 from ledger.errors import LeafRefused
 from ledger.leaves import MAX_LEAF_SIZE
 from ledger.leaves.kinds import (
@@ -56,7 +56,11 @@ PERCENT: Final = Count(1, 100, "1..100")
 EVENT: Final = Count(0, 100, "0..100")
 REQUEST: Final = Blob("bstr .size 16", 16)
 UNIT: Final = OneOf(UNITS, "UNIT", "budget-unit")
+PAYER: Final = OneOf((CORPUS, SESSION, USER), "UNIT", "budget-payer")
 ACCOUNT: Final = Blob("budget-account", 32)
+
+Payer = tuple[str, bytes, bytes | None]
+"""Kind of a unit that pays, how it stands in leaves, and the unit above it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ class Mechanism(Checked):
     """Says what one release of a mechanism costs."""
 
     CDDL: ClassVar = "budget-mechanism"
-    name: str = declared(1, ID, "Its name in RESERVE leaves.")
+    name: str = declared(1, ID, "Its name in RESERVE and TEXT leaves.")
     rho_nano: int = declared(2, NANO_ABOVE_0, "Rho of a release, rounded up; of one that is set by request the least.")
     by_request: bool = declared(3, TRUTH, "Whether each request sets its own rho, of this or more.")
     parameters: str = declared(4, WORDS, "What the mechanism is, in words: the operator's word.")
@@ -159,12 +163,12 @@ class Header(Checked):
 
 @dataclass(frozen=True, slots=True)
 class Reserve(Entry):
-    """Pays for releases, durably, before any of them is computed."""
+    """Pays for releases, durably, before any of them is computed. Contributions pay by TEXT leaves."""
 
     KIND: ClassVar = 32
     CDDL: ClassVar = "budget-reserve"
-    unit: str = declared(3, UNIT, "Kind of the unit that pays.")
-    account: bytes = declared(4, ACCOUNT, "The unit: a keyed hash, or of a contribution its digest.")
+    unit: str = declared(3, PAYER, "Kind of the unit that pays.")
+    account: bytes = declared(4, ACCOUNT, "The unit, as a keyed hash.")
     parent_unit: str | None = declared(
         5, UNIT, "Kind of the unit of a session, which pays too; else null.", nil=True, needs="parent"
     )
@@ -187,6 +191,44 @@ class Reserve(Entry):
         """Returns what is reserved, in 1e-9 of rho."""
         return self.releases * self.rho_nano
 
+    def payers(self) -> list[Payer]:
+        """Returns who pays: the unit above a session first."""
+        above: list[Payer] = []
+        if self.parent is not None and self.parent_unit is not None:
+            above.append((self.parent_unit, self.parent, None))
+        return [*above, (self.unit, self.account, self.parent)]
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Entry):
+    """Pays for one text from every contribution that it has a reference of, durably, before any of its tokens is computed.
+    All of them pay the same, or none does."""
+
+    KIND: ClassVar = 39
+    CDDL: ClassVar = "budget-text"
+    accounts: tuple[bytes, ...] = declared(
+        3, Array(ACCOUNT, 1, CONTRIBUTIONS, ascending=True), "The contributions: digests in ascending order, each once."
+    )
+    mechanism: str = declared(4, ID, "Name of the mechanism.")
+    releases: int = declared(5, ABOVE_0, "Releases that are paid for: the tokens of the text.")
+    rho_nano: int = declared(6, NANO_ABOVE_0, "Rho of each, for each contribution.")
+    request: bytes = declared(7, REQUEST, "Identifier of the request, which no other open reservation has.")
+
+    def __post_init__(self) -> None:
+        check_fields(self, LeafRefused)
+        if len(self.accounts) * self.cost > MAX_UINT:
+            sentence = f"a text costs {len(self.accounts)} contributions {self.cost} of 1e-9 rho each"
+            raise LeafRefused("RANGE", f"{sentence}; expected at most {MAX_UINT} in all")
+
+    @property
+    def cost(self) -> int:
+        """Returns what is reserved of each contribution, in 1e-9 of rho."""
+        return self.releases * self.rho_nano
+
+    def payers(self) -> list[Payer]:
+        """Returns who pays."""
+        return [(CONTRIBUTION, account, None) for account in self.accounts]
+
 
 @dataclass(frozen=True, slots=True)
 class Commit(Entry):
@@ -194,7 +236,7 @@ class Commit(Entry):
 
     KIND: ClassVar = 33
     CDDL: ClassVar = "budget-commit"
-    reserved: int = declared(3, ABOVE_0, "Position of the RESERVE leaf, which is open.")
+    reserved: int = declared(3, ABOVE_0, "Position of the RESERVE or TEXT leaf, which is open.")
     computed: int = declared(4, UINT, "Releases computed, sent or not: at most those reserved.")
 
 
@@ -207,7 +249,7 @@ class Epoch(Entry):
     number: int = declared(3, ABOVE_0, "Number of the epoch, from 1.")
     reserves: int = declared(4, UINT, "Reservations so far.")
     open: int = declared(5, UINT, "Reservations without a COMMIT leaf.")
-    reserved_nano: int = declared(6, NANO, "Sum over all reservations so far, each counted once.")
+    reserved_nano: int = declared(6, NANO, "Sum over all reservations so far: of a text for each contribution, of others once.")
     freed_nano: int = declared(7, NANO, "Of that, what COMMIT leaves freed.")
     accounts: int = declared(8, UINT, "Units that ever paid, or were refused and told.")
     accounts_root: bytes = declared(
@@ -218,7 +260,7 @@ class Epoch(Entry):
 @dataclass(frozen=True, slots=True)
 class Notice(Entry):
     """Says once that a unit has come to a threshold, or was refused for the first time. Thresholds stand right behind the
-    RESERVE leaf that reached them: those of the parent first, each in ascending order."""
+    leaf that reached them: those of the parent first, or of contributions in the order of the leaf, each in ascending order."""
 
     KIND: ClassVar = 35
     CDDL: ClassVar = "budget-notice"
@@ -264,7 +306,7 @@ class Withdrawn(Entry):
     account: bytes = declared(3, ACCOUNT, "The digest of the contribution.")
 
 
-Record = Reserve | Commit | Epoch | Notice | Delivered | Reference | Withdrawn
+Record = Reserve | Commit | Epoch | Notice | Delivered | Reference | Withdrawn | Text
 Leaf = Header | Record
 RECORDS: Final[dict[int, type[Any]]] = {kind.KIND: kind for kind in get_args(Record)}
 

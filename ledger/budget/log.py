@@ -3,10 +3,10 @@
 Life of a reservation: (1) the process takes the turn on its machine (`ledger.budget.mark`) and a transaction in which nobody
 writes; (2) it reads what others appended since it last looked, and adds it up under the same rules as an auditor; (3) it
 compares the tree and the mark with what it has; (4) the charge is held against the caps, and refused above one; (5) the
-RESERVE leaf, and notices of thresholds, are committed durably, and the mark moves; (6) only then does `reserve` return, and
-only then may a model be called. Every failure on the way is an error: nothing is computed then.
+RESERVE or TEXT leaf, and notices of thresholds, are committed durably, and the mark moves; (6) only then does `reserve`
+return, and only then may a model be called. Every failure on the way is an error: nothing is computed then.
 
-What is durable when `reserve` returns, should the power fail right then: the RESERVE leaf and its notices, by the sync of the
+What is durable when `reserve` returns, should the power fail right then: the leaf and its notices, by the sync of the
 database's own log that ended the transaction; and after it the mark, by a sync of its own, so that an older copy of the
 database is told. That log is made large ahead and overwritten, which changes neither of these syncs: only the file system has
 no new size to write down. Threads that ask at once share a turn (`ledger.budget.group_commit`): their leaves stand in one
@@ -18,7 +18,6 @@ import hashlib
 import os
 import secrets
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -31,7 +30,7 @@ from attest.files import atomic_write, read_limited
 from attest.schema.cards import card
 from attest.schema.plain import BACK_SECONDS, machine_time, utc
 from ledger.budget import mark
-from ledger.budget.generation import GenerationRule, classes_of, require_new
+from ledger.budget.generation import CONTRIBUTIONS, GenerationRule, classes_of, require_new
 from ledger.budget.group_commit import GroupCommit
 from ledger.budget.leaves import (
     ACCOUNTANT,
@@ -48,6 +47,7 @@ from ledger.budget.leaves import (
     Notice,
     Reference,
     Reserve,
+    Text,
     Withdrawn,
     decode_leaf,
     encode_leaf,
@@ -99,7 +99,8 @@ class BudgetSpec:
         thresholds: percentages at which the privacy officer is told.
         beside: training ledgers that the budget stands beside.
         generation: rules of a signed policy by which contributions make texts (`GenerationRule.of`). With rules a contribution
-            pays only behind `BudgetLog.admit`; without, contributions are the operator's own records.
+            pays only behind `BudgetLog.admit`, in texts of as many contributions as its rule says; without, contributions are
+            the operator's own records.
     """
 
     caps: dict[str, tuple[int, int]]
@@ -126,9 +127,9 @@ class Reservation:
     """Shows that releases were paid for: what a mechanism asks for before it computes.
 
     Attributes:
-        seq: position of the RESERVE leaf.
+        seq: position of the RESERVE or TEXT leaf.
         releases: how many may be computed.
-        rho_nano: of each, in 1e-9 of rho.
+        rho_nano: of each, in 1e-9 of rho; of a text for each contribution.
         request: identifier of the request, 16 bytes.
     """
 
@@ -151,10 +152,15 @@ class _Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class _AskedEach:
-    """Holds what `BudgetLog.reserve_each` was asked for: all of it, or nothing."""
+class _AskedText:
+    """Holds what `BudgetLog.reserve_text` was asked for: of all accounts, or of none."""
 
-    each: tuple[_Asked, ...]
+    accounts: tuple[bytes, ...]
+    mechanism: str
+    releases: int
+    rho_nano: int
+    request: bytes
+    now: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +172,8 @@ class _Ended:
     now: int | None
 
 
-_Wanted = _Asked | _AskedEach | _Ended
-_Given = Reservation | list[Reservation] | Commit
+_Wanted = _Asked | _AskedText | _Ended
+_Given = Reservation | Commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +189,7 @@ class BudgetLog:
     turn. Not for use across a fork: open it in each process.
 
     Guarantee: the sum of what any unit has reserved and not got back never passes its cap, over all processes, restarts and
-    sessions, as long as the database and the mark keep what they synced. A RESERVE leaf is durable when `reserve` returns.
+    sessions, as long as the database and the mark keep what they synced. A reservation is durable when `reserve` returns.
     Nothing but a COMMIT leaf frees anything, and that no more than was never computed.
 
     Everywhere ``now`` is POSIX seconds, that of this machine without. A call may raise besides what it says LedgerBehind,
@@ -390,7 +396,7 @@ class BudgetLog:
         """Pays for releases before any of them is computed; call it before the model, and the model only when it returns.
 
         Args:
-            unit: who pays; of a session the unit above it pays too.
+            unit: who pays; of a session the unit above it pays too. Contributions pay by `reserve_text`.
             mechanism: its name in the header.
             releases: 1 or more: an answer of T tokens is T releases.
             rho_nano: of each, in 1e-9 of rho, where the mechanism lets the request set it; else that of the header.
@@ -399,43 +405,48 @@ class BudgetLog:
         Raises:
             BudgetExhausted: a cap would be passed; nothing is charged. LeafRefused: no such mechanism, or a wrong value.
         """
+        if unit.kind == CONTRIBUTION:
+            raise LeafRefused("UNIT", "contributions pay for a text, all that it has together: by reserve_text")
         name = secrets.token_bytes(16) if request is None else request
         self._require_own_process()
         paid = self._together.ask(_Asked(unit, mechanism, releases, self._rho_of(mechanism, rho_nano), name, now))
         assert isinstance(paid, Reservation)
         return paid
 
-    def reserve_each(
+    def reserve_text(
         self,
         units: Sequence[Unit],
         mechanism: str,
         releases: int,
         *,
         rho_nano: int | None = None,
+        request: bytes | None = None,
         now: int | None = None,
-    ) -> list[Reservation]:
-        """Pays for the same releases from several units at once, as a text does from every contribution that it has.
+    ) -> Reservation:
+        """Pays for a text from every contribution that it has a reference of, with one leaf; `commit` ends it for all.
 
-        Guarantee: when it returns, every unit has paid, durably, with one turn and its syncs for all of them. Where it is
-        refused none has, and no failure leaves some of the reservations in the log without the others.
+        Guarantee: when it returns, every one of them has paid, durably; where it is refused none has. With rules of generation
+        in the header they are exactly as many as a text of their rule has references, and all were admitted under that one.
 
         Args:
-            units: who pays, each once. mechanism, releases, rho_nano: as of `reserve`, for each of them.
-
-        Returns:
-            A reservation for each unit, in their order.
+            units: the contributions, each once, in whatever order; at most `CONTRIBUTIONS`, which one leaf names.
+            mechanism, releases, rho_nano, request: as of `reserve`; each contribution pays for all releases.
 
         Raises:
-            BudgetExhausted: one of the units would pass its cap. LeafRefused: code UNITS, none is given or one twice; else as
-                `reserve`.
+            BudgetExhausted: one of them would pass its cap. LeafRefused: code UNITS, none is given, one twice, one that is no
+                contribution, or more than a leaf names; else as `ledger.budget.state.BudgetState.check_reserve`.
         """
-        if not units or len(set(units)) != len(units):
-            raise LeafRefused("UNITS", f"{len(units)} units pay together, expected one or more, each once")
-        each = self._rho_of(mechanism, rho_nano)
+        if not 1 <= len(units) <= CONTRIBUTIONS or len(set(units)) != len(units):
+            sentence = f"{len(units)} contributions pay for a text, expected 1 to {CONTRIBUTIONS}, each once"
+            raise LeafRefused("UNITS", f"{sentence}: a leaf names all of them; take fewer references")
+        if other := next((unit.kind for unit in units if unit.kind != CONTRIBUTION), None):
+            raise LeafRefused("UNITS", f"a {other} is to pay for a text as a contribution does; expected contributions alone")
+        name = secrets.token_bytes(16) if request is None else request
         self._require_own_process()
-        asked = tuple(_Asked(unit, mechanism, releases, each, secrets.token_bytes(16), now) for unit in units)
-        paid = self._together.ask(_AskedEach(asked))
-        assert isinstance(paid, list)
+        accounts = tuple(sorted(self.account(unit) for unit in units))
+        asked = _AskedText(accounts, mechanism, releases, self._rho_of(mechanism, rho_nano), name, now)
+        paid = self._together.ask(asked)
+        assert isinstance(paid, Reservation)
         return paid
 
     def commit(self, reservation: Reservation | int, computed: int, *, now: int | None = None) -> None:
@@ -569,11 +580,8 @@ class BudgetLog:
                 match asked:
                     case _Ended():
                         answers.append(self._end(asked, append))
-                    case _AskedEach():
-                        answers.append(self._reserve(asked.each, append))
-                    case _Asked():
-                        paid = self._reserve((asked,), append)
-                        answers.append(paid[0] if isinstance(paid, list) else paid)
+                    case _Asked() | _AskedText():
+                        answers.append(self._reserve(asked, append))
         return answers
 
     def _end(self, asked: _Ended, append: Callable[[Leaf], None]) -> Commit | LeafRefused:
@@ -584,37 +592,27 @@ class BudgetLog:
             return error
         return leaf
 
-    def _reserve(self, together: tuple[_Asked, ...], append: Callable[[Leaf], None]) -> list[Reservation] | LedgerError:
-        """Appends the reservations of all, or of none: each is judged as if those before it were paid, before any is."""
-        leaves: list[Reserve] = []
-        planned: Counter[bytes] = Counter()
-        for asked in together:
-            try:
-                leaf = self._leaf_of(asked)
-                self._state.check_reserve(leaf, planned)
-            except LeafRefused as error:
-                return error
-            except BudgetExhausted as error:
-                self._tell_refused(asked.unit, error, leaf.time, append)
-                return error
-            leaves.append(leaf)
-            planned.update(dict.fromkeys([account for account in (leaf.account, leaf.parent) if account], leaf.cost))
-        made = []
-        for leaf in leaves:
-            leaf = replace(leaf, seq=self._state.size)
-            append(leaf)
-            while due := next(self._state.due(), None):
-                append(Notice(self._state.size, leaf.time, *due))
-            made.append(Reservation(leaf.seq, leaf.releases, leaf.rho_nano, leaf.request))
-        return made
+    def _reserve(self, asked: _Asked | _AskedText, append: Callable[[Leaf], None]) -> Reservation | LedgerError:
+        try:
+            leaf = self._leaf_of(asked)
+            self._state.check_reserve(leaf)
+        except LeafRefused as error:
+            return error
+        except BudgetExhausted as error:
+            self._tell_refused(leaf, error, append)
+            return error
+        append(leaf)
+        while due := next(self._state.due(), None):
+            append(Notice(self._state.size, leaf.time, *due))
+        return Reservation(leaf.seq, leaf.releases, leaf.rho_nano, leaf.request)
 
-    def _leaf_of(self, asked: _Asked) -> Reserve:
+    def _leaf_of(self, asked: _Asked | _AskedText) -> Reserve | Text:
+        paid = asked.mechanism, asked.releases, asked.rho_nano, asked.request
+        if isinstance(asked, _AskedText):
+            return Text(self._state.size, self._time(asked.now), asked.accounts, *paid)
         unit, above, time = asked.unit, asked.unit.parent, self._time(asked.now)
         above_kind, above_account = (above.kind, self.account(above)) if above else (None, None)
-        paying = unit.kind, self.account(unit), above_kind, above_account
-        return Reserve(
-            self._state.size, time, *paying, asked.mechanism, asked.releases, asked.rho_nano, asked.request
-        )
+        return Reserve(self._state.size, time, unit.kind, self.account(unit), above_kind, above_account, *paid)
 
     def _settle(self, append: Callable[[Leaf], None]) -> list[int]:
         """Appends the settlements that wait; returns what need not wait any longer once they are durable."""
@@ -738,13 +736,12 @@ class BudgetLog:
             raise LeafRefused("CLOCK", f"{sentence}; set the clock right: nothing is paid for before")
         return max(clock, last)
 
-    def _tell_refused(self, unit: Unit, error: BudgetExhausted, time: int, append: Callable[[Leaf], None]) -> None:
+    def _tell_refused(self, leaf: Reserve | Text, error: BudgetExhausted, append: Callable[[Leaf], None]) -> None:
         """Appends the notice of the first refusal of a unit. A session has none: whoever makes up names would fill the log."""
-        refused = unit if unit.kind == error.unit or unit.parent is None else unit.parent
-        account = self.account(refused)
-        found = self._state.accounts.get(account)
-        if refused.kind != SESSION and (found is None or 0 not in found.told):
-            append(Notice(self._state.size, time, refused.kind, account, 0, error.spent))
+        account = error.account
+        found = None if account is None else self._state.accounts.get(account)
+        if account is not None and error.unit != SESSION and (found is None or 0 not in found.told):
+            append(Notice(self._state.size, leaf.time, error.unit, account, 0, error.spent))
 
 
 def is_log(place: Place) -> bool:

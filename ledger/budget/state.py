@@ -4,13 +4,13 @@ Writers, readers and auditors hold a log to the same rules here. No sum is store
 leaves up again.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from attest.attestation import Attestation
 from attest.schema.plain import utc
 from ledger import merkle
-from ledger.budget.generation import Admitted, admitted_by, require_new
+from ledger.budget.generation import INK, Admitted, admitted_by, require_new
 from ledger.budget.leaves import (
     CONTRIBUTION,
     SESSION,
@@ -22,6 +22,7 @@ from ledger.budget.leaves import (
     Notice,
     Reference,
     Reserve,
+    Text,
     Withdrawn,
 )
 from ledger.errors import BudgetExhausted, LeafRefused
@@ -51,7 +52,7 @@ class BudgetState:
         self.size = 1
         self.last_time = header.time
         self.accounts: dict[bytes, Account] = {}
-        self.open: dict[int, Reserve] = {}
+        self.open: dict[int, Reserve | Text] = {}
         self.requests: set[bytes] = set()
         self.undelivered: dict[int, Notice] = {}
         self.rules = header.rules()
@@ -95,7 +96,7 @@ class BudgetState:
             totals: whether the root over all units in an EPOCH leaf is computed again.
 
         Raises:
-            LeafRefused: the leaf contradicts those before it. BudgetExhausted: it is a RESERVE leaf above a cap.
+            LeafRefused: the leaf contradicts those before it. BudgetExhausted: it is a reservation above a cap.
         """
         if isinstance(leaf, Header):
             raise LeafRefused("KIND", "a log has one header, leaf 0", seq=self.size)
@@ -107,7 +108,7 @@ class BudgetState:
         if self._due and not isinstance(leaf, Notice):
             raise LeafRefused("NOTICE", f"a threshold of {self._due[0][1]} % was reached, and no NOTICE follows", seq=leaf.seq)
         match leaf:
-            case Reserve():
+            case Reserve() | Text():
                 self._reserve(leaf)
             case Commit():
                 self._commit(leaf)
@@ -128,9 +129,8 @@ class BudgetState:
                 self._withdraw(leaf)
         self.size, self.last_time = leaf.seq + 1, leaf.time
 
-    def check_reserve(self, leaf: Reserve, planned: Mapping[bytes, int] | None = None) -> None:
-        """Checks a reservation against mechanisms and caps; raises as `apply`, and changes nothing. `planned`: what units
-        are to pay before it, by reservations that were checked and do not stand there yet."""
+    def check_reserve(self, leaf: Reserve | Text) -> None:
+        """Checks a reservation against mechanisms, consent and caps; raises as `apply`, and changes nothing."""
         mechanism = self.header.mechanism(leaf.mechanism)
         if mechanism is None:
             known = ", ".join(item.name for item in self.header.mechanisms)
@@ -141,25 +141,28 @@ class BudgetState:
             raise LeafRefused("RHO", sentence, seq=leaf.seq)
         if leaf.request in self.requests:
             raise LeafRefused("REQUEST", "a request of this identifier has an open reservation; commit that", seq=leaf.seq)
+        if isinstance(leaf, Text):
+            self._check_consent(leaf)
+        elif self.rules and leaf.mechanism == INK:
+            sentence = f"{INK} makes texts, which contributions pay for under the rules of the header; a {leaf.unit} is to pay"
+            raise LeafRefused("MECHANISM", sentence, seq=leaf.seq)
         capped = False
-        for unit, account, parent in _payers(leaf):
+        for unit, account, parent in reversed(leaf.payers()):
             known_account = self.accounts.get(account)
             if known_account is not None and (known_account.unit, known_account.parent) != (unit, parent):
                 raise LeafRefused("ACCOUNT", f"a {known_account.unit} pays as {unit}, or under another", seq=leaf.seq)
-            if unit == CONTRIBUTION:
-                self._check_consent(leaf)
             cap, spent = self.cap(unit, account), self.spent(account)
-            asked = leaf.cost + (planned or {}).get(account, 0)
             capped |= cap is not None and unit != SESSION
-            if cap is not None and spent + asked > cap:
+            if cap is not None and spent + leaf.cost > cap:
                 raise BudgetExhausted(
                     "EXHAUSTED",
-                    f"the {unit} has spent {spent} of {cap} (1e-9 rho), and the request costs {asked}; nothing may be "
+                    f"the {unit} has spent {spent} of {cap} (1e-9 rho), and the request costs {leaf.cost}; nothing may be "
                     "computed for it, and what is spent does not come back",
                     unit=unit,
                     spent=spent,
                     cap=cap,
-                    asked=asked,
+                    asked=leaf.cost,
+                    account=account,
                 )
         if not capped:
             kinds = " or ".join(cap.unit for cap in self.header.caps if cap.unit != SESSION)
@@ -184,23 +187,35 @@ class BudgetState:
         require_new(found, self.contents, leaf.seq)
         return found
 
-    def _check_consent(self, leaf: Reserve) -> None:
-        """Holds what a contribution is to pay against its consent, and against the rule under which it gave that.
+    def _check_consent(self, leaf: Text) -> None:
+        """Holds what contributions are to pay against their consent, and against the rule under which they gave that.
 
-        Guarantee: returns only if it was not withdrawn and, under rules of generation, was admitted before, by what is still
-        valid; the text has no more tokens than its rule says, and none of them costs less than the numbers of the rule.
+        Guarantee: returns only if none was withdrawn and, under rules of generation, every one was admitted before, under one
+        rule, by what is still valid; they are as many as a text of that rule has references; the text has no more tokens than
+        it says, and none of them costs less than its numbers.
         """
-        self._require_not_withdrawn(leaf.account, leaf.seq)
+        for account in leaf.accounts:
+            self._require_not_withdrawn(account, leaf.seq)
         if not self.rules:
             return
-        found = self.admitted.get(leaf.account)
-        if found is None:
-            sentence = f"no REFERENCE leaf admits the contribution {leaf.account.hex()} to generation"
-            raise LeafRefused("REFERENCE", f"{sentence}; admit what its contributor signed first", seq=leaf.seq)
-        if leaf.time >= found.until:
-            sentence = f"what its contributor signed was valid until {utc(found.until)}, the leaf is of {utc(leaf.time)}"
-            raise LeafRefused("EXPIRED", sentence, seq=leaf.seq)
-        rule = self.rules[found.rule]
+        names = set()
+        for account in leaf.accounts:
+            found = self.admitted.get(account)
+            if found is None:
+                sentence = f"no REFERENCE leaf admits the contribution {account.hex()} to generation"
+                raise LeafRefused("REFERENCE", f"{sentence}; admit what its contributor signed first", seq=leaf.seq)
+            if leaf.time >= found.until:
+                sentence = f"what its contributor signed was valid until {utc(found.until)}, the leaf is of {utc(leaf.time)}"
+                raise LeafRefused("EXPIRED", sentence, seq=leaf.seq)
+            names.add(found.rule)
+        if len(names) > 1:
+            sentence = f"the contributions of one text were admitted under the rules of {' and '.join(sorted(names))}"
+            raise LeafRefused("RULE", f"{sentence}; expected one rule", seq=leaf.seq)
+        [name] = names
+        rule = self.rules[name]
+        if len(leaf.accounts) != rule.references:
+            sentence = f"a text of class {rule.name} has {rule.references} references, {len(leaf.accounts)} contributions pay"
+            raise LeafRefused("REFERENCES", sentence, seq=leaf.seq)
         if leaf.releases > rule.tokens:
             sentence = f"a text of class {rule.name} has at most {rule.tokens} tokens, {leaf.releases} are to be reserved"
             raise LeafRefused("TOKENS", sentence, seq=leaf.seq)
@@ -237,9 +252,9 @@ class BudgetState:
         bytes, big-endian."""
         return merkle.root([account + found.spent.to_bytes(8, "big") for account, found in sorted(self.accounts.items())])
 
-    def _reserve(self, leaf: Reserve) -> None:
+    def _reserve(self, leaf: Reserve | Text) -> None:
         self.check_reserve(leaf)
-        for unit, account, parent in reversed(_payers(leaf)):
+        for unit, account, parent in leaf.payers():
             found = self.accounts.setdefault(account, Account(unit, parent))
             found.spent += leaf.cost
             cap = self.cap(unit, account)
@@ -249,7 +264,7 @@ class BudgetState:
         self.open[leaf.seq] = leaf
         self.requests.add(leaf.request)
         self.reserves += 1
-        self.reserved += leaf.cost
+        self.reserved += leaf.cost * _times(leaf)
 
     def _commit(self, leaf: Commit) -> None:
         found = self.open.get(leaf.reserved)
@@ -260,9 +275,9 @@ class BudgetState:
             sentence = f"{leaf.computed} releases were computed, {found.releases} were paid for"
             raise LeafRefused("COMPUTED", f"{sentence}; reserve before computing", seq=leaf.seq)
         back = (found.releases - leaf.computed) * found.rho_nano
-        for _, account, _ in _payers(found):
+        for _, account, _ in found.payers():
             self.accounts[account].spent -= back
-        self.freed += back
+        self.freed += back * _times(found)
         del self.open[leaf.reserved]
         self.requests.discard(found.request)
 
@@ -284,9 +299,6 @@ class BudgetState:
         self.undelivered[leaf.seq] = leaf
 
 
-def _payers(leaf: Reserve) -> list[tuple[str, bytes, bytes | None]]:
-    """Returns who pays for a reservation: kind, hash, and hash of the unit above; the unit first, then that above it."""
-    paying: list[tuple[str, bytes, bytes | None]] = [(leaf.unit, leaf.account, leaf.parent)]
-    if leaf.parent is not None and leaf.parent_unit is not None:
-        paying.append((leaf.parent_unit, leaf.parent, None))
-    return paying
+def _times(leaf: Reserve | Text) -> int:
+    """Returns how often a reservation counts in the totals: a text for each of its contributions."""
+    return len(leaf.accounts) if isinstance(leaf, Text) else 1

@@ -16,7 +16,8 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 NAMES = ("attestation.cddl", "ledger.cddl", "budget.cddl")
 TEXT = "".join((DOCS / name).read_text() for name in NAMES)
 VECTORS = DOCS.parent / "tests" / "vectors" / "conformance" / "budgets.json"
-KINDS = {0: "header", 32: "reserve", 33: "commit", 34: "epoch", 35: "notice", 36: "delivered", 37: "reference", 38: "withdrawn"}
+NAMED = ("reserve", "commit", "epoch", "notice", "delivered", "reference", "withdrawn", "text")
+KINDS = {0: "header", **dict(enumerate(NAMED, start=32))}
 ITEMS = {8: "budget-cap", 9: "budget-mechanism", 12: "budget-beside", 13: "budget-generation"}
 """Items of the arrays of a header, which `pycddl` 0.6 does not hold one by one."""
 
@@ -28,6 +29,8 @@ COUNTED = (
     "no rules where their key stands",
     "a reference without a descriptor",
     "a reference with a long message",
+    "a text of too many",
+    "a text beyond 2^63",
 )
 """Leaves with too much of something, or with nothing of it, that the tool does not count."""
 
@@ -55,6 +58,8 @@ def valid(data: bytes) -> bool:
         rule = f"budget-{rule}"
     if rule is None or not fits(rule, value):
         return False
+    if rule == "budget-text":
+        return bool(value[3]) and all(fits("budget-account", account) for account in value[3])
     if rule != "budget-header":
         return True
     told = all(fits(item, row) for place, item in ITEMS.items() for row in value.get(place, []))

@@ -89,7 +89,7 @@ def test_the_whole_way_from_a_signature_to_what_an_auditor_finds_of_it(clinic):
     assert told["epsilon"] < told["epsilon_cap"]
     found = clinic.json(*told["verify"].split()[1:])
     assert [one["verified"] for one in found["generation"]] == [7]
-    assert found["verdict"].startswith("FULL") and found["reserves"] == 6
+    assert found["verdict"].startswith("FULL") and found["reserves"] == 2
     signed = ["--attestation", "corpus/notes.jsonl.attest"]
     mine = clinic.json("ledger", "show", told["export"], "--key", told["key"], *signed)
     charged = sorted((one["spent_nano"], [text["computed"] for text in one["texts"]]) for one in mine["contributions"])

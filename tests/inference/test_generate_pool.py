@@ -60,7 +60,7 @@ def test_batches_come_in_public_order_once_and_then_the_budget_is_exhausted(refe
 
 def test_a_batch_of_which_one_contribution_cannot_pay_is_passed_over_whole(references, log):
     first, second, _ = references.batches(3, SALT)[None]
-    log.reserve(first[1].unit, NAME, 1, rho_nano=PLAN.nano_rho)
+    log.reserve_text([first[1].unit], NAME, 1, rho_nano=PLAN.nano_rho)
     pool = Pool(references, PLAN, log, SALT)
     assert pool.take()[0] == second
     assert spent_by(log, [one.unit for one in first]) == [0, PLAN.nano_rho, 0]
@@ -139,7 +139,7 @@ def test_a_batch_that_another_process_pays_with_meanwhile_is_passed_over(referen
         def stream(self, texts, meter, *, labels=None):
             if not self.paid:
                 self.paid.append("another")
-                log.reserve_each([one.unit for one in first], NAME, PLAN.tokens, rho_nano=PLAN.nano_rho)
+                log.reserve_text([one.unit for one in first], NAME, PLAN.tokens, rho_nano=PLAN.nano_rho)
             return super().stream(texts, meter, labels=labels)
 
     ink = Slower()

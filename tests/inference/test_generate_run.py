@@ -73,7 +73,7 @@ def test_every_batch_makes_one_text_and_the_export_verifies_under_the_key_beside
     assert {one["finish"] for one in texts} <= {"stop", "length"}
     key = (world / "run/budget.pub").read_text().strip()
     found = verify_budget(world / "run/export", [key])
-    assert found.verdict.startswith("FULL") and (found.reserves, found.open) == (9, 0)
+    assert found.verdict.startswith("FULL") and (found.reserves, found.open) == (3, 0)
 
 
 def test_the_folder_tells_no_id_of_a_reference_and_the_salt_is_for_its_owner_alone(world):
@@ -109,7 +109,7 @@ def test_a_text_is_paid_for_by_all_its_references_before_the_first_forward_pass(
 
         with patch.object(wanted.model, "forward", watched):
             run.generate(wanted, texts=1)
-    assert seen and set(seen) == {3}
+    assert seen and set(seen) == {1}
 
 
 def test_the_same_run_goes_on_behind_its_last_text(world):
@@ -149,7 +149,7 @@ def test_a_text_that_a_crash_cut_is_spent_and_its_batch_is_not_drawn_from_again(
         spent = spent_by(run.log, [one.unit for one in run.pool.references])
         open_ = list(run.log.state.open.values())
     assert (made.texts, made.new, made.lost, made.exhausted) == (2, 1, 1, True)
-    assert [leaf.releases for leaf in open_] == [PLAN.tokens] * 3
+    assert [leaf.releases for leaf in open_] == [PLAN.tokens]
     assert sorted(spent)[-3:] == [PLAN.tokens * PLAN.nano_rho] * 3
     assert [one["number"] for one in lines_of(world / "run/texts.jsonl")] == [1, 3]
 

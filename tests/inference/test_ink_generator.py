@@ -291,7 +291,7 @@ def cap(texts: float) -> tuple[int, int]:
 
 
 def log_of(tmp_path: Path, texts: float) -> BudgetLog:
-    caps = {"corpus": cap(texts), "user": cap(texts)}
+    caps = {"contribution": cap(texts), "corpus": cap(texts)}
     spec = BudgetSpec(caps=caps, mechanisms=[mechanism()])
     return BudgetLog.create(tmp_path / "budget.db", spec, SIGNER, now=START)
 
@@ -313,14 +313,14 @@ def test_a_text_is_reserved_whole_in_the_log_and_settled_at_what_was_computed(tm
 
 
 def test_every_contribution_of_a_text_pays_and_none_does_where_one_cannot(tmp_path: Path) -> None:
-    people = [Unit("user", f"record-{number}") for number in range(4)]
+    people = [Unit("contribution", f"{number:064x}") for number in range(4)]
     with log_of(tmp_path, 1.5) as log:
         ink().generate(REFERENCES, BudgetMeter(log, people[2:]))
         with pytest.raises(BudgetExhausted):
             ink().generate(REFERENCES, BudgetMeter(log, people))
         spent = [log.balance(unit).spent // PLAN.nano_rho for unit in people]
         assert spent == [0, 0, PLAN.tokens, PLAN.tokens]
-        for units in ([], [people[0], people[0]]):
+        for units in ([], [people[0], people[0]], [people[0], Unit("corpus", "letters")]):
             with pytest.raises(ConfigError, match="UNITS"):
                 BudgetMeter(log, units)
         with pytest.raises(NotPaid, match="RECEIPT"):

@@ -3779,20 +3779,36 @@ def filled(most):
 
 
 UNIT = word("contribution", "corpus", "session", "user")
+PAYER = word("corpus", "session", "user")
+
+
+def digests(most):
+    """Return a check of 1 to so many digests, ascending."""
+
+    def check(value):
+        need(type(value) is list and 1 <= len(value) <= most, "RANGE", "digests")
+        for item in value:
+            blob(32)(item)
+        need(value == sorted(set(value)), "ORDER", "digests")
+
+    return check
+
+
 BUDGET_LEAVES = {
     0: (
         word("dptrain.budget/1"), words(200), words(400), blob(16), word("zcdp-filter/1"),
         several(rows(UNIT, uint(1), uint(1, 10**12 - 1), uint(1))), several(rows(identifier, uint(1), boolean, words(200))),
         ascending(uint(1, 100)), blob(32), rows(words(200), uint(1), blob(32)),
-        several(rows(blob(32), identifier, uint(1, 65535), micro, micro, count32, optional(count32), uint(1, 10**15))),
+        several(rows(blob(32), identifier, uint(1, 1900), micro, micro, count32, optional(count32), uint(1, 10**15))),
     ),
-    32: (UNIT, blob(32), optional(UNIT), optional(blob(32)), identifier, uint(1), uint(1), blob(16)),
+    32: (PAYER, blob(32), optional(UNIT), optional(blob(32)), identifier, uint(1), uint(1), blob(16)),
     33: (uint(1), uint()),
     34: (uint(1), uint(), uint(), uint(), uint(), uint(), blob(32)),
     35: (UNIT, blob(32), uint(0, 100), uint()),
     36: (uint(1),),
     37: (identifier, filled(16384), filled(1024)),
     38: (blob(32),),
+    39: (digests(1900), identifier, uint(1), uint(1), blob(16)),
 }  # fmt: skip
 
 
@@ -3826,6 +3842,8 @@ def read_budget_leaf(data):
         need((above is None) == (parent is None) == (unit != "session"), "PARENT", unit)
         need(above not in ("session", "contribution"), "PARENT", above)
         need(releases * rho < 2**63, "RANGE", "cost")
+    if kind == 39:
+        need(len(fields[0]) * fields[2] * fields[3] < 2**63, "RANGE", "cost")
     return seq, kind, moment, fields
 
 
@@ -3849,42 +3867,41 @@ def budget_spent(leaves):
             caps, mechanisms = ({row[0]: row for row in rows_} for rows_ in fields[5:7])
             thresholds = fields[7]
             generation = {row[1]: row for row in fields[10]} if len(fields) > 10 else {}
-        elif kind == 32:
-            unit, account, above, parent, name, releases, rho, request = fields
-            payers = [(unit, account, parent)] + ([(above, parent, None)] if parent else [])
+        elif kind in (32, 39):
+            name, releases, rho, request = fields[-4:]
+            if kind == 39:
+                payers, counts = [("contribution", account, None) for account in fields[0]], len(fields[0])
+                judge_text(fields[0], releases, rho, moment, (generation, admitted, withdrawn))
+            else:
+                unit, account, above, parent = fields[:4]
+                payers, counts = ([(above, parent, None)] if parent else []) + [(unit, account, parent)], 1
+                need(name != "invisibleink" or not generation, "MECHANISM", at)
             need(name in mechanisms, "MECHANISM", at)
             need(rho == mechanisms[name][1] or (mechanisms[name][2] and rho > mechanisms[name][1]), "RHO", at)
             need(request not in requests, "REQUEST", at)
             need(any(payer[0] in caps and payer[0] != "session" for payer in payers), "NO_CAP", at)
             for payer in payers:
                 need(kinds.get(payer[1], payer[::2]) == payer[::2], "ACCOUNT", at)
-                if payer[0] == "contribution":
-                    need(account not in withdrawn, "WITHDRAWN", at)
-                    if generation:
-                        need(account in admitted, "REFERENCE", at)
-                        name, ends = admitted[account]
-                        need(moment < ends, "EXPIRED", at)
-                        need(releases <= generation[name][5], "TOKENS", at)
-                        need(rho >= token_cost(*generation[name][2:5]), "RHO", at)
                 after = spent.get(payer[1], 0) + releases * rho
                 need(payer[0] not in caps or after <= cap_of(*payer[:2]), "EXHAUSTED", at)
-            for payer in reversed(payers):
+            for payer in payers:
                 kinds[payer[1]] = payer[::2]
                 spent[payer[1]] = spent.get(payer[1], 0) + releases * rho
                 for percent in thresholds if payer[0] in caps else ():
                     reached = 100 * spent[payer[1]] >= percent * cap_of(*payer[:2])
                     if reached and (payer[1], percent) not in told:
                         pending.append((payer[0], payer[1], percent))
-            open_[seq], requests[request] = (releases, rho, [payer[1] for payer in payers], request), seq
-            totals[0], totals[1] = totals[0] + 1, totals[1] + releases * rho
+            accounts = [payer[1] for payer in payers]
+            open_[seq], requests[request] = (releases, rho, accounts, request, counts), seq
+            totals[0], totals[1] = totals[0] + 1, totals[1] + counts * releases * rho
         elif kind == 33:
             need(fields[0] in open_, "COMMITTED", at)
-            releases, rho, accounts, request = open_[fields[0]]
+            releases, rho, accounts, request, counts = open_[fields[0]]
             need(fields[1] <= releases, "COMPUTED", at)
             del open_[fields[0]], requests[request]
             for account in accounts:
                 spent[account] -= (releases - fields[1]) * rho
-            totals[2] += (releases - fields[1]) * rho
+            totals[2] += counts * (releases - fields[1]) * rho
         elif kind == 35:
             unit, account, percent, said = fields
             need(unit in caps and said == spent.get(account, 0) and (account, percent) not in told, "NOTICE", at)
@@ -3917,6 +3934,22 @@ def budget_spent(leaves):
             need(fields == true, "TOTALS", at)
     need(not pending, "NOTICE", at)
     return spent
+
+
+def judge_text(accounts, releases, rho, moment, held):
+    """Judge what contributions pay for a text by their consent, and the rule that they gave it under."""
+    generation, admitted, withdrawn = held
+    need(not withdrawn & set(accounts), "WITHDRAWN", "text")
+    if not generation:
+        return
+    need(all(account in admitted for account in accounts), "REFERENCE", "text")
+    need(all(moment < admitted[account][1] for account in accounts), "EXPIRED", "text")
+    names = {admitted[account][0] for account in accounts}
+    need(len(names) == 1, "RULE", names)
+    rule = generation[names.pop()]
+    need(len(accounts) == rule[2], "REFERENCES", len(accounts))
+    need(releases <= rule[5], "TOKENS", releases)
+    need(rho >= token_cost(*rule[2:5]), "RHO", rho)
 
 
 def token_cost(references, clip, temperature):

@@ -4,12 +4,13 @@ from tests.mutants.mutant import Mutant
 
 RULES = "ledger/budget/generation.py"
 STATE = "ledger/budget/state.py"
+LEAVES = "ledger/budget/leaves.py"
 LOG = "ledger/budget/log.py"
 UNITS = "ledger/budget/units.py"
 AUDIT = "ledger/budget/audit/consents.py"
 VERIFY = "ledger/budget/audit/verify.py"
 
-T_EACH = "tests/ledger/test_budget_each.py::"
+T_EACH = "tests/ledger/test_budget_texts.py::"
 T = "tests/ledger/test_budget_generation.py::"
 
 _LIES = T + "test_every_lie_about_consent_is_found"
@@ -21,14 +22,30 @@ CONTRIBUTIONS = (
            "        if False:\n", T_EACH + "test_a_contribution_is_found_in_the_leaves_by_its_digest_alone"),
     Mutant("a contribution is named by 64 hex digits", UNITS, 're.compile("[0-9a-f]{64}")', 're.compile("[0-9a-z.-]*")',
            T_EACH + "test_a_contribution_is_named_by_64_hex_digits_and_nothing_else"),
-    Mutant("what one text costs a unit above counts for all of them", STATE, "leaf.cost + (planned or {}).get(account, 0)",
-           "leaf.cost", T_EACH + "test_what_units_pay_together_counts_once_more_for_who_stands_above_several_of_them"),
-    Mutant(
-        "all of a text pay, or none", LOG,
-        "                self._tell_refused(asked.unit, error, leaf.time, append)\n                return error\n"
-        "            leaves.append(leaf)\n",
-        "                continue\n            leaves.append(leaf)\n", T_EACH + "test_where_one_cannot_pay_none_has",
-    ),
+    Mutant("all of a text pay, or none", STATE, "            if cap is not None and spent + leaf.cost > cap:\n",
+           "            if cap is not None and spent + leaf.cost > cap and leaf.payers()[0][1] == account:\n",
+           T_EACH + "test_where_one_cannot_pay_none_has"),
+    Mutant("a text is paid for by every contribution that its leaf names", LEAVES,
+           "[(CONTRIBUTION, account, None) for account in self.accounts]",
+           "[(CONTRIBUTION, account, None) for account in self.accounts[:1]]",
+           T_EACH + "test_all_of_a_text_pay_by_one_leaf_and_one_sync_and_end_by_one"),
+    Mutant("a text counts for each of its contributions", STATE,
+           "return len(leaf.accounts) if isinstance(leaf, Text) else 1", "return 1",
+           T_EACH + "test_all_of_a_text_pay_by_one_leaf_and_one_sync_and_end_by_one"),
+    Mutant("contributions pay by texts alone", LEAVES, "OneOf((CORPUS, SESSION, USER), ", "OneOf(UNITS, ",
+           T_EACH + "test_contributions_pay_by_texts_alone_and_nobody_else_pays_by_them"),
+    Mutant("nobody else pays for a text", LOG,
+           "if other := next((unit.kind for unit in units if unit.kind != CONTRIBUTION), None):",
+           "if other := None:", T_EACH + "test_contributions_pay_by_texts_alone_and_nobody_else_pays_by_them"),
+    Mutant("a text has as many contributions as its rule has references", STATE,
+           "        if len(leaf.accounts) != rule.references:\n", "        if False:\n",
+           T + "test_every_text_has_as_many_contributions_as_its_rule_has_references"),
+    Mutant("the contributions of a text have one rule", STATE, "        if len(names) > 1:\n", "        if False:\n",
+           T + "test_the_contributions_of_a_text_were_admitted_under_one_rule"),
+    Mutant("under rules contributions alone pay for texts", STATE, "        elif self.rules and leaf.mechanism == INK:\n",
+           "        elif False:\n", T + "test_under_rules_nobody_but_contributions_pays_for_texts"),
+    Mutant("no rule has more references than a leaf names", RULES, "        if rule.references > CONTRIBUTIONS:\n",
+           "        if False:\n", T + "test_no_rule_is_of_more_references_than_a_leaf_names"),
     Mutant("the cost of a token is rounded up", RULES, "return -(-NANO * self.clip_norm_micro**2 //", "return (NANO * "
            "self.clip_norm_micro**2 //", _COST),
     Mutant("the cost of a token is that of the square of the clip norm", RULES, "NANO * self.clip_norm_micro**2",
@@ -43,16 +60,18 @@ CONTRIBUTIONS = (
     Mutant("the lower of two caps binds", STATE, "        return min(cap, self.rules[found.rule].max_rho_nano)\n",
            "        return self.rules[found.rule].max_rho_nano\n",
            T + "test_the_cap_of_contributions_binds_where_it_is_lower_than_the_rule"),
-    Mutant("only who was admitted pays", STATE, "        if not self.rules:\n            return\n        found = self.admitted",
-           "        if leaf.account not in self.admitted:\n            return\n        found = self.admitted",
+    Mutant("only who was admitted pays", STATE, "        if not self.rules:\n            return\n        names = set()",
+           "        if not self.admitted.keys() >= set(leaf.accounts):\n            return\n        names = set()",
            T + "test_a_contribution_pays_only_behind_what_its_contributor_signed"),
-    Mutant("what is valid no more pays for nothing", STATE, "        if leaf.time >= found.until:\n", "        if False:\n",
+    Mutant("what is valid no more pays for nothing", STATE,
+           "            if leaf.time >= found.until:\n", "            if False:\n",
            T + "test_what_was_signed_pays_for_nothing_once_it_is_valid_no_more"),
     Mutant("nothing is reserved behind a withdrawal", STATE,
-           "        self._require_not_withdrawn(leaf.account, leaf.seq)\n        if not self.rules:",
-           "        if not self.rules:",
+           "            self._require_not_withdrawn(account, leaf.seq)\n        if not self.rules:",
+           "            pass\n        if not self.rules:",
            T + "test_nothing_is_reserved_for_a_contribution_that_was_withdrawn_and_what_is_open_may_end"),
-    Mutant("who withdrew is never admitted", STATE, "        self._require_not_withdrawn(account, leaf.seq)\n", "",
+    Mutant("who withdrew is never admitted", STATE, "        self._require_not_withdrawn(account, leaf.seq)\n        signed_as",
+           "        signed_as",
            T + "test_who_withdrew_is_never_admitted_and_withdraws_once"),
     Mutant("a contribution is admitted once", STATE, "        if account in self.admitted:\n", "        if False:\n", _LIES),
     Mutant("one content has one budget", RULES, "    if found.content in contents:\n", "    if False:\n", _ONE),

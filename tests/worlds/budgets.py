@@ -69,7 +69,7 @@ def granted(place: Place, asked: int, unit: Unit = ANNA, log: type[BudgetLog] = 
     return count
 
 
-def granted_each(place: Place, asked: int, units: list[Unit]) -> int:
+def granted_texts(place: Place, asked: int, units: list[Unit]) -> int:
     """As `granted`, for single releases that several units pay together."""
     count = 0
     with BudgetLog.open(place) as found:
@@ -77,7 +77,7 @@ def granted_each(place: Place, asked: int, units: list[Unit]) -> int:
             together.wait(120)
         for _ in range(asked):
             try:
-                found.reserve_each(units, "token", 1, now=START)
+                found.reserve_text(units, "token", 1, now=START)
             except BudgetExhausted:
                 continue
             count += 1
@@ -114,7 +114,7 @@ class ReadThenWrite(BudgetLog):
     def open(cls, *args: Any, **options: Any) -> "ReadThenWrite":
         from ledger.budget.state import BudgetState
 
-        BudgetState.check_reserve = lambda self, leaf, planned=None: None  # type: ignore[method-assign]
+        BudgetState.check_reserve = lambda self, leaf: None  # type: ignore[method-assign]
         return super().open(*args, **options)  # type: ignore[return-value]
 
     def reserve(self, unit: Unit, mechanism: str, releases: int, **more: Any) -> Any:
@@ -134,9 +134,9 @@ def reserves_for_ever(place: Place) -> None:
             os.write(1, b".")
 
 
-def each_for_ever(path: str, names: list[str]) -> None:
+def texts_for_ever(path: str, names: list[str]) -> None:
     """Reserves single releases of several contributions until it is killed; says each text that was granted with a byte."""
     with BudgetLog.open(path) as log:
         while True:
-            log.reserve_each([Unit("contribution", name) for name in names], "token", 1, now=START)
+            log.reserve_text([Unit("contribution", name) for name in names], "token", 1, now=START)
             os.write(1, b".")

@@ -15,21 +15,21 @@ from attest.descriptor import GENERATE, TRAIN, ContributionDescriptor, SignedDes
 from attest.policy import SignedPolicy, sign_policy, verify_policy
 from attest.policy.classes import DecodingRule
 from ledger.budget import GenerationRule, Mechanism, Unit
-from ledger.budget.leaves import Leaf, Reference, Reserve, Withdrawn
-from ledger.budget.log import BudgetLog, BudgetSpec
+from ledger.budget.leaves import Leaf, Reference, Reserve, Text, Withdrawn
+from ledger.budget.log import BudgetLog, BudgetSpec, Reservation
 from tests.worlds.budget_lies import edited, without
 from tests.worlds.gate import ALICE, BOB, CORPUS, MALLORY, MICRO, NOW, OWNER, YEAR, make_policy, make_registry, registry_bytes
 from tests.worlds.ledgers import SIGNER
 from tests.worlds.registries import put
 
 TOKENS = 20
-TOKEN = 2_551_021
-"""What a token costs by the rule: 10^9 0.5^2 / (2 7^2 1^2), rounded up."""
+TOKEN = 2_024_794
+"""What a token costs by the rule: 10^9 0.14^2 / (2 2^2 1.1^2), rounded up."""
 
 DECODING = DecodingRule(
-    references=7,
-    clip_norm_micro=500_000,
-    temperature_micro=MICRO,
+    references=2,
+    clip_norm_micro=140_000,
+    temperature_micro=1_100_000,
     tokens=TOKENS,
     max_rho_nano=3 * TOKENS * TOKEN + 5,
     top_k=50,
@@ -99,9 +99,9 @@ def created(place: Any, **changes: Any) -> BudgetLog:
     return BudgetLog.create(place, spec(**changes), SIGNER, now=NOW)
 
 
-def text_of(log: BudgetLog, units: list[Unit], now: int = NOW, tokens: int = TOKENS, rho: int = TOKEN) -> list[Any]:
+def text_of(log: BudgetLog, units: list[Unit], now: int = NOW, tokens: int = TOKENS, rho: int = TOKEN) -> Reservation:
     """Reserves a text."""
-    return log.reserve_each(units, "invisibleink", tokens, rho_nano=rho, now=now)
+    return log.reserve_text(units, "invisibleink", tokens, rho_nano=rho, now=now)
 
 
 FOUR = (*(attested(number) for number in range(3)), attested(3, BOB, contributor="bob"))
@@ -113,25 +113,22 @@ def generated(path: Path) -> BudgetLog:
     log = created(path)
     one, two, three, four = (unit(each) for each in FOUR)
     log.admit(FOUR[:3], now=NOW)
-    paid = _fixed(log, [one, two], NOW + 1)
-    for each in paid:
-        log.commit(each, 12, now=NOW + 2)
+    log.commit(_fixed(log, [one, two], NOW + 1), 12, now=NOW + 2)
     log.admit(FOUR[3:], now=NOW + 3)
-    kept = _fixed(log, [two, three, four], NOW + 4)
+    kept = _fixed(log, [two, three], NOW + 4)
+    _fixed(log, [one, four], NOW + 4)
     log.withdraw(three, now=NOW + 5)
-    for each in kept[:2]:
-        log.commit(each, TOKENS, now=NOW + 6)
+    log.commit(kept, TOKENS, now=NOW + 6)
     log.close_epoch(SIGNER, now=NOW + 7)
-    _fixed(log, [one], NOW + 8)
+    _fixed(log, [one, two], NOW + 8)
     log.close_epoch(SIGNER, now=NOW + 9)
     return log
 
 
-def _fixed(log: BudgetLog, units: list[Unit], now: int) -> list[Any]:
-    """Reserves a text of each unit under a request that is the same in every run."""
-    names = ((unit, hashlib.sha256(f"{unit.name} {now}".encode()).digest()[:16]) for unit in units)
-    rho = {"rho_nano": TOKEN, "now": now}
-    return [log.reserve(unit, "invisibleink", TOKENS, request=name, **rho) for unit, name in names]
+def _fixed(log: BudgetLog, units: list[Unit], now: int) -> Reservation:
+    """Reserves a text under a request that is the same in every run."""
+    name = hashlib.sha256(f"{[unit.name for unit in units]} {now}".encode()).digest()[:16]
+    return log.reserve_text(units, "invisibleink", TOKENS, request=name, rho_nano=TOKEN, now=now)
 
 
 def brought(folder: Path) -> dict[str, Any]:
@@ -164,11 +161,10 @@ def behind(leaf: Callable[[int, int], Leaf]) -> Callable[[list[Leaf]], list[Leaf
     return lambda leaves: [*leaves, leaf(len(leaves), leaves[-1].time)]
 
 
-def paying(attestation: Attestation, tokens: int = TOKENS, rho: int = TOKEN) -> Callable[[int, int], Leaf]:
-    """A RESERVE leaf of a contribution."""
-    account = hashlib.sha256(attestation.descriptor).digest()
-    rest = None, None, "invisibleink", tokens, rho, b"9" * 16
-    return lambda seq, time: Reserve(seq, time, "contribution", account, *rest)
+def paying(*attestations: Attestation, tokens: int = TOKENS, rho: int = TOKEN) -> Callable[[int, int], Leaf]:
+    """A TEXT leaf of contributions."""
+    accounts = tuple(sorted(hashlib.sha256(one.descriptor).digest() for one in attestations))
+    return lambda seq, time: Text(seq, time, accounts, "invisibleink", tokens, rho, b"9" * 16)
 
 
 def admitting(attestation: Attestation, rule: str = "sensitive") -> Callable[[int, int], Leaf]:
@@ -190,17 +186,28 @@ def _both(*changes: Callable[[list[Leaf]], list[Leaf]]) -> Callable[[list[Leaf]]
     return change
 
 
+def _by_a_user(seq: int, time: int) -> Leaf:
+    return Reserve(seq, time, "user", bytes(32), None, None, "invisibleink", 1, 1, b"9" * 16)
+
+
 NEW = attested(9)
 SHORT = attested(9, not_after=NOW + 10)
 
 LIES: dict[str, tuple[Callable[[list[Leaf]], list[Leaf]], set[str]]] = {
     "a reference left out": (without(Reference), {"REFERENCE"}),
-    "never admitted": (behind(paying(NEW)), {"REFERENCE"}),
-    "admitted behind it": (_both(behind(paying(NEW)), behind(admitting(NEW))), {"REFERENCE"}),
-    "a token below the floor": (edited(lambda leaf: replace(leaf, rho_nano=TOKEN - 1), Reserve), {"RHO"}),
-    "a longer text": (edited(lambda leaf: replace(leaf, releases=TOKENS + 1), Reserve), {"TOKENS"}),
-    "more than the rule": (behind(paying(FOUR[1], TOKENS, 3 * TOKEN)), {"EXHAUSTED"}),
-    "behind the withdrawal": (behind(paying(FOUR[2])), {"WITHDRAWN"}),
+    "never admitted": (behind(paying(NEW, FOUR[3])), {"REFERENCE"}),
+    "admitted behind it": (_both(behind(paying(NEW, FOUR[3])), behind(admitting(NEW))), {"REFERENCE"}),
+    "a token below the floor": (edited(lambda leaf: replace(leaf, rho_nano=TOKEN - 1), Text), {"RHO"}),
+    "a longer text": (edited(lambda leaf: replace(leaf, releases=TOKENS + 1), Text), {"TOKENS"}),
+    "a text of fewer references than the rule says": (behind(paying(FOUR[3])), {"REFERENCES"}),
+    "a text that one of its contributions does not pay for": (
+        edited(lambda leaf: replace(leaf, accounts=leaf.accounts[:1]), Text),
+        {"REFERENCES"},
+    ),
+    "a text of more": (behind(paying(FOUR[0], FOUR[1], FOUR[3], tokens=1)), {"REFERENCES"}),
+    "a text that somebody else pays for": (behind(_by_a_user), {"MECHANISM"}),
+    "more than the rule": (behind(paying(FOUR[1], FOUR[3], rho=3 * TOKEN)), {"EXHAUSTED"}),
+    "behind the withdrawal": (behind(paying(FOUR[2], FOUR[3])), {"WITHDRAWN"}),
     "withdrawn twice": (behind(withdrawing(FOUR[2])), {"WITHDRAWN"}),
     "admitted twice": (behind(admitting(FOUR[0])), {"REPEATED"}),
     "admitted again after the withdrawal": (
@@ -219,7 +226,7 @@ LIES: dict[str, tuple[Callable[[list[Leaf]], list[Leaf]], set[str]]] = {
     "valid no more": (behind(admitting(attested(9, not_after=NOW + 1))), {"EXPIRED"}),
     "not valid yet": (behind(admitting(attested(9, not_before=NOW + 500))), {"NOT_YET_VALID"}),
     "paying behind its validity": (
-        _both(behind(admitting(SHORT)), behind(lambda seq, _: paying(SHORT)(seq, NOW + 10))),
+        _both(behind(admitting(SHORT)), behind(lambda seq, _: paying(SHORT, FOUR[3])(seq, NOW + 10))),
         {"EXPIRED"},
     ),
     "the message of another": (referring(FOUR[0], sign1=FOUR[3].sign1), {"ISSUER"}),
@@ -228,7 +235,7 @@ LIES: dict[str, tuple[Callable[[list[Leaf]], list[Leaf]], set[str]]] = {
     "a message for another use": (lambda leaves: _issued(None, typ=sign1.TYP_ANCHOR)(leaves), {"ISSUER"}),
     "a message that is none": (referring(FOUR[0], sign1=b"\xd2\x80"), {"HEADER"}),
     "a descriptor that is none": (referring(FOUR[0], descriptor=FOUR[0].descriptor + b"\0"), {"CBOR"}),
-    "a rule with a lower floor": (ruled(references=8), {"RULE"}),
+    "a rule with a lower floor": (ruled(clip_norm_micro=130_000), {"RULE"}),
     "a rule with more": (ruled(max_rho_nano=RULE.max_rho_nano + 1), {"RULE"}),
     "a rule of another policy": (ruled(policy=bytes(32)), {"POLICY"}),
     "signed by somebody else": (referring(attested(0, MALLORY)), {"KEY_UNKNOWN"}),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from dptrain.errors import ConfigError, NotPaid
 from dptrain.inference.invisibleink.plan import NAME
 from ledger.budget import Unit
+from ledger.budget.leaves import CONTRIBUTION
 from ledger.budget.log import BudgetLog, Reservation
 
 
@@ -14,25 +15,26 @@ class Paid:
     """Shows that tokens were paid for, by every unit.
 
     Attributes:
-        releases: tokens. reservations: one for each unit.
+        releases: tokens. reservation: of all units.
     """
 
     releases: int
-    reservations: tuple[Reservation, ...]
+    reservation: Reservation
 
 
 @dataclass(frozen=True)
 class BudgetMeter:
-    """Reserves for the units of one text: the corpus, or every contribution that it has a reference of.
+    """Reserves for the units of one text: one that pays for all of it, such as the corpus, or every contribution that it has a
+    reference of.
 
-    Guarantee: `reserve` returns only when the reservations of all units are durable and their budgets hold them; where one does
-    not, none of the others has paid. All of them pay in one turn of the log.
+    Guarantee: `reserve` returns only when the reservation of all units is durable and their budgets hold it; where one does
+    not, none of the others has paid. Contributions pay by one leaf.
 
     The header of the log has the mechanism of `dptrain.inference.invisibleink.plan.mechanism`. With retrieval each query may
     touch every document, so the corpus pays, never a session or a single one.
 
     Attributes:
-        log: open. units: each once.
+        log: open. units: each once; one alone, or contributions.
     """
 
     log: BudgetLog
@@ -41,6 +43,8 @@ class BudgetMeter:
     def __post_init__(self) -> None:
         if not self.units or len(set(self.units)) != len(self.units):
             raise ConfigError("UNITS", f"{len(self.units)} units pay for a text, expected one or more, each once")
+        if len(self.units) > 1 and (other := next((one.kind for one in self.units if one.kind != CONTRIBUTION), None)):
+            raise ConfigError("UNITS", f"a {other} pays for a text beside others; give one unit, or contributions alone")
 
     def reserve(self, releases: int, *, mechanism: str, nano_rho: int) -> Paid:
         """Reserves. ``mechanism`` is in words what the header has a name for; its clip norm is in the charge.
@@ -51,15 +55,16 @@ class BudgetMeter:
         """
         if " retrieval " in mechanism and any(unit.kind != "corpus" for unit in self.units):
             raise ConfigError("CORPUS_PAYS", "references that are retrieved are paid for by their corpus; give that unit")
-        return Paid(releases, tuple(self.log.reserve_each(self.units, NAME, releases, rho_nano=nano_rho)))
+        if self.units[0].kind == CONTRIBUTION:
+            return Paid(releases, self.log.reserve_text(self.units, NAME, releases, rho_nano=nano_rho))
+        return Paid(releases, self.log.reserve(self.units[0], NAME, releases, rho_nano=nano_rho))
 
     def settle(self, receipt: object, computed: int) -> None:
-        """Ends the reservations of a text, with the next turn of the log; what was never computed comes back then.
+        """Ends the reservation of a text, with the next turn of the log; what was never computed comes back then.
 
         Raises:
             NotPaid: code RECEIPT, the receipt is not one of `reserve`.
         """
         if not isinstance(receipt, Paid):
             raise NotPaid("RECEIPT", f"a text is settled with the receipt that it was paid with, got {type(receipt).__name__}")
-        for one in receipt.reservations:
-            self.log.settle_later(one, computed)
+        self.log.settle_later(receipt.reservation, computed)

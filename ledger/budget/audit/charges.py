@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from attest.fixed_point import PICO
 from ledger.budget.audit.report import ChargedText, ContributionRow
-from ledger.budget.leaves import CONTRIBUTION, Commit, Header, Leaf, Reserve
+from ledger.budget.leaves import CONTRIBUTION, Commit, Header, Leaf, Text
 from ledger.budget.rho import NANO, epsilon_of_rho
 from ledger.budget.state import BudgetState
 
@@ -15,7 +15,7 @@ class Charges:
 
     def __init__(self, wanted: Iterable[bytes]) -> None:
         self._texts: dict[bytes, dict[int, ChargedText]] = {account: {} for account in wanted}
-        self._of: dict[int, bytes] = {}
+        self._of: dict[int, list[bytes]] = {}
         self._words: dict[str, str] = {}
 
     def begin(self, header: Header) -> None:
@@ -24,13 +24,17 @@ class Charges:
 
     def see(self, leaf: Leaf) -> None:
         """Takes the next leaf, which the replay took."""
-        if isinstance(leaf, Reserve) and leaf.unit == CONTRIBUTION and leaf.account in self._texts:
+        if isinstance(leaf, Text):
+            wanted = [account for account in leaf.accounts if account in self._texts]
             paid = leaf.mechanism, self._words[leaf.mechanism], leaf.releases, leaf.rho_nano
-            self._texts[leaf.account][leaf.seq] = ChargedText(leaf.seq, leaf.time, *paid)
-            self._of[leaf.seq] = leaf.account
+            for account in wanted:
+                self._texts[account][leaf.seq] = ChargedText(leaf.seq, leaf.time, *paid)
+            if wanted:
+                self._of[leaf.seq] = wanted
         elif isinstance(leaf, Commit) and leaf.reserved in self._of:
-            texts = self._texts[self._of[leaf.reserved]]
-            texts[leaf.reserved] = replace(texts[leaf.reserved], computed=leaf.computed)
+            for account in self._of[leaf.reserved]:
+                texts = self._texts[account]
+                texts[leaf.reserved] = replace(texts[leaf.reserved], computed=leaf.computed)
 
     def rows(self, state: BudgetState) -> Iterable[ContributionRow]:
         """Yields what the log has of each."""

@@ -18,7 +18,7 @@ from ledger.audit.findings import Report
 from ledger.audit.withdrawals import GivenWithdrawal, read_withdrawals
 from ledger.budget.audit.report import RuleRow
 from ledger.budget.generation import GenerationRule
-from ledger.budget.leaves import CONTRIBUTION, Header, Leaf, Reference, Reserve
+from ledger.budget.leaves import CONTRIBUTION, Header, Leaf, Reference, Text
 from ledger.budget.rho import NANO, epsilon_of_rho
 from ledger.budget.state import BudgetState
 from ledger.errors import LeafRefused
@@ -104,8 +104,9 @@ class Consents:
 
     def see(self, leaf: Leaf) -> None:
         """Takes the next leaf, which the replay took."""
-        if isinstance(leaf, Reserve) and leaf.account in self._holders:
-            self._late |= self._holders[leaf.account][1].revoked(leaf.time)
+        if isinstance(leaf, Text):
+            holders = (self._holders[account] for account in leaf.accounts if account in self._holders)
+            self._late |= any(key.revoked(leaf.time) for _, key in holders)
         if not isinstance(leaf, Reference):
             return
         where = f"seq {leaf.seq}"

@@ -79,7 +79,7 @@ class ChargedText:
     """Says what was reserved from a contribution for one text.
 
     Attributes:
-        seq: position of the RESERVE leaf. mechanism: its name, and in words what it is, as the header has it.
+        seq: position of the TEXT leaf. mechanism: its name, and in words what it is, as the header has it.
         releases: tokens reserved, rho_nano: of each. computed: of these, None where no COMMIT leaf says so: then all count.
     """
 
@@ -130,8 +130,8 @@ class BudgetReport(AuditReport):
     Attributes:
         beside: the training ledgers that the header names, as (origin, size, root in hex): what the log's operator said.
         caps: by kind of unit.
-        reserves: RESERVE leaves; open: those without a COMMIT leaf.
-        reserved_nano: sum over reservations, each counted once; freed_nano: of that, what was never computed.
+        reserves: RESERVE and TEXT leaves; open: those without a COMMIT leaf.
+        reserved_nano: sum over reservations, of a text for each contribution; freed_nano: of that, what was never computed.
         budget_epochs: EPOCH leaves.
         behind_epoch: leaves behind the last EPOCH leaf.
         undelivered: notices that nobody is recorded to have had.

@@ -32,7 +32,7 @@ TEXTS = Scenario(
     "texts",
     generating,
     [
-        Case("verify: with policy and registry", f"ledger verify {_KEY} {_PAPERS} --min-size 20 --require-full", clock=60),
+        Case("verify: with policy and registry", f"ledger verify {_KEY} {_PAPERS} --min-size 18 --require-full", clock=60),
         Case("verify: the operator's word", f"ledger verify {_KEY}", clock=60),
         Case("verify: the operator's word is not enough", f"ledger verify {_KEY} --require-full", code=1, clock=60),
         Case("verify: a policy without its owner's key", f"ledger verify {_KEY} --policy policy.cose", code=2, clock=60),

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from attest import cbor
 from ledger.budget import Unit
-from ledger.budget.leaves import Header, Leaf, Reference, Reserve, Withdrawn, decode_leaf, encode_leaf
+from ledger.budget.generation import CONTRIBUTIONS
+from ledger.budget.leaves import Header, Leaf, Reference, Reserve, Text, Withdrawn, decode_leaf, encode_leaf
 from ledger.budget.rho import cap_nano
 from ledger.budget.state import BudgetState
 from ledger.errors import BudgetExhausted, LeafRefused
@@ -35,7 +36,7 @@ def honest(name: str = "honest") -> tuple[Leaf, ...]:
 
 def leaves() -> Iterator[dict[str, Any]]:
     """Yields every leaf of the honest log with its fields, and of the other one those that it alone has."""
-    alone = [leaf for leaf in honest("generated") if isinstance(leaf, Header | Reference | Withdrawn)]
+    alone = [leaf for leaf in honest("generated") if isinstance(leaf, Header | Reference | Text | Withdrawn)]
     for leaf in (*honest(), *alone):
         body = encode_leaf(leaf)
         values = list(cbor.decode(body, max_size=1 << 16).values())
@@ -47,8 +48,8 @@ def invalid() -> Iterator[dict[str, Any]]:
     """Yields bytes that are no leaf, each by itself."""
     header, reserve = (next(leaf for leaf in honest() if isinstance(leaf, kind)) for kind in (Header, Reserve))
     ruled = honest("generated")[0]
-    kinds = (Reference, Withdrawn)
-    reference, withdrawn = (next(leaf for leaf in honest("generated") if isinstance(leaf, kind)) for kind in kinds)
+    kinds = (Reference, Withdrawn, Text)
+    reference, withdrawn, text = (next(leaf for leaf in honest("generated") if isinstance(leaf, kind)) for kind in kinds)
     rule = list(cbor.decode(encode_leaf(ruled), max_size=1 << 16)[13][0])
     changes: dict[str, tuple[Leaf, dict[int, Any]]] = {
         "position 0 behind a header": (reserve, {0: 0}),
@@ -59,8 +60,8 @@ def invalid() -> Iterator[dict[str, Any]]:
         "a session under nothing": (reserve, {3: "session"}),
         "a session under a session": (reserve, {3: "session", 5: "session", 6: bytes(32)}),
         "a session under a contribution": (reserve, {3: "session", 5: "contribution", 6: bytes(32)}),
+        "a contribution that pays alone": (reserve, {3: "contribution"}),
         "a contribution under a corpus": (reserve, {3: "contribution", 5: "corpus", 6: bytes(32)}),
-        "a short digest": (reserve, {3: "contribution", 4: bytes(31)}),
         "no release": (reserve, {8: 0}),
         "a release for nothing": (reserve, {9: 0}),
         "a release for true": (reserve, {9: True}),
@@ -90,6 +91,16 @@ def invalid() -> Iterator[dict[str, Any]]:
         "a reference of no class": (reference, {3: ""}),
         "a withdrawal of a short digest": (withdrawn, {3: bytes(31)}),
         "a withdrawal of a name": (withdrawn, {3: "ab" * 32}),
+        "a text of nobody": (text, {3: []}),
+        "a text of one contribution": (text, {3: bytes(32)}),
+        "a text of a short digest": (text, {3: [bytes(31)]}),
+        "a text of one contribution twice": (text, {3: [bytes(32), bytes(32)]}),
+        "a text of contributions that descend": (text, {3: [bytes([1]) * 32, bytes(32)]}),
+        "a text of too many": (text, {3: [number.to_bytes(32, "big") for number in range(CONTRIBUTIONS + 1)]}),
+        "a text of no tokens": (text, {5: 0}),
+        "a text for nothing": (text, {6: 0}),
+        "a text beyond 2^63": (text, {5: 1 << 31, 6: 1 << 31}),
+        "a text of a short request": (text, {7: bytes(15)}),
     }
     for name, (leaf, change) in changes.items():
         value = cbor.decode(encode_leaf(leaf), max_size=1 << 16) | change
