@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from dptrain.errors import ConfigError
 from dptrain.inference.preset import Parameters, parameters_of
+from ledger.budget.generation import CONTRIBUTIONS
 
 PLAIN: Final = "plain"
 RELEASED: Final = "released"
@@ -174,7 +175,7 @@ class FromReferences(Table):
     label_list: File | None = None
     epsilon: Epsilon | None = None
     clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    batch: Annotated[int, Field(ge=1, le=65535)] | None = None
+    batch: Annotated[int, Field(ge=1, le=CONTRIBUTIONS)] | None = None
     tokens: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
     tau: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     top_k: Annotated[int, Field(ge=0, le=1 << 20)] = 50
