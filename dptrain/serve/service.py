@@ -327,14 +327,7 @@ class Service:
         return _Prepared(drawing, told)
 
     async def pieces(self, running: Running) -> Any:
-        """Yields the pieces of an answer to its end.
-
-        Guarantee: no piece of a text is given out once a reference of it is gone, changed or withdrawn, as far as this process
-        has read the log, or its generation was closed; pieces that were drawn before are not either.
-
-        Raises:
-            Refused: it failed, or what it rests on was withdrawn.
-        """
+        """Yields the pieces of an answer to its end. Raises Refused: it failed, or what it rests on was withdrawn."""
         # When its first token came is told, but of no answer that releases states or is drawn from references.
         waits = {"release", "generation"}.isdisjoint(running.privacy)
         try:
@@ -343,10 +336,7 @@ class Service:
                 if waits and piece.text and running.stream.first is not None:
                     self.metrics.first.observe(running.stream.first - running.began)
                     waits = False
-                if running.withdrawn is not None:
-                    raise running.withdrawn
-                if isinstance(running.stream.decoding, Drawing):
-                    running.stream.decoding.require()
+                self.require_kept(running)
                 if piece.error is not None:
                     raise piece.error
                 yield piece
@@ -354,6 +344,20 @@ class Service:
                     return
         finally:
             self.left(running)
+
+    def require_kept(self, running: Running) -> None:
+        """Holds an answer against what was withdrawn, before each piece of it that is given out.
+
+        Guarantee: no piece of a text is given out once a reference of it is gone, changed or withdrawn, as far as this process
+        has read the log, or its generation was closed; a piece that was drawn before is not either.
+
+        Raises:
+            Refused: what the answer rests on was withdrawn.
+        """
+        if running.withdrawn is not None:
+            raise running.withdrawn
+        if isinstance(running.stream.decoding, Drawing):
+            running.stream.decoding.require()
 
     def left(self, running: Running) -> None:
         """Notes that nobody reads an answer any more."""

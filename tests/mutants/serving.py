@@ -138,7 +138,7 @@ SERVING = (
     ),
     Mutant(
         "an answer that began just before its token was taken back ends", SERVICE,
-        "        self.access = access\n        self._rounds += 1\n", "        self.access = access\n",
+        "            self.access = access\n            self._rounds += 1\n", "            self.access = access\n",
         T_WITHDRAWAL + "test_an_answer_that_began_just_before_its_token_was_taken_back_does_not_outlive_it",
     ),
     Mutant(
@@ -147,7 +147,8 @@ SERVING = (
         T_WITHDRAWAL + "test_what_nobody_expected_when_files_are_read_again_is_said_and_they_are_read_at_the_next_time",
     ),
     Mutant(
-        "no time of a release is told", SERVICE, 'waits = "release" not in running.privacy', "waits = True",
+        "no time of a release is told", SERVICE, 'waits = {"release", "generation"}.isdisjoint(',
+        'waits = {"generation"}.isdisjoint(',
         T_SILENCE + "test_no_number_tells_how_long_an_answer_took_that_releases_states",
     ),
     Mutant("a draining server takes nothing on", SERVICE, "        if self.draining:\n", "        if False:\n",
@@ -191,7 +192,7 @@ SERVING = (
         T_CLOSING + "test_a_test_that_fails_later_closes_the_generation_spends_nothing_and_ends_what_runs",
     ),
     Mutant(
-        "rows are tested again", OFFERED, "recheck_every=self.table.recheck_every,", "recheck_every=1 << 30,",
+        "a server tests rows again", OFFERED, "recheck_every=self.table.recheck_every,", "recheck_every=1 << 30,",
         T_CLOSING + "test_rows_are_tested_again_now_and_then",
     ),
     Mutant(
@@ -246,7 +247,8 @@ SERVING = (
     ),
     Mutant(
         "what waits for a reader is judged when it is sent", SERVICE,
-        "                if isinstance(running.stream.decoding, Drawing):\n", "                if False:\n",
+        "        if isinstance(running.stream.decoding, Drawing):\n            running",
+        "        if False:\n            running",
         T_AGAIN + "test_what_waits_for_a_slow_reader_is_not_sent_once_its_reference_is_gone[another process]",
     ),
     Mutant(
