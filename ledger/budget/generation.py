@@ -144,15 +144,21 @@ def admitted_by(
     return Admitted(seq, name, signed.content, signed.not_after)
 
 
-def classes_of(attestations: "list[Attestation]") -> list[str]:
-    """Returns the class that each descriptor names. Raises LeafRefused: one is no descriptor, with the code of its reader."""
+def class_of(attestation: Attestation) -> str:
+    """Returns the class that a descriptor names. Raises LeafRefused: it is no descriptor, with the code of its reader."""
     with as_leaf(what="the descriptor of a reference: "):
-        return [SignedDescriptor.from_cbor(one.descriptor).admissibility_class for one in attestations]
+        return SignedDescriptor.from_cbor(attestation.descriptor).admissibility_class
 
 
 def require_new(found: Admitted, contents: Set[bytes], seq: int) -> None:
-    """Refuses a content that was admitted before, under whatever descriptor: a second signature opens no second budget.
-    Raises LeafRefused: code DUPLICATE_CONTENT."""
+    """Refuses a commitment to a content that was admitted before, under whatever descriptor.
+
+    The commitment is salted: who signs one content anew with another nonce gives another contribution, with a budget of its
+    own. What a budget bounds is what is learned of one signed descriptor.
+
+    Raises:
+        LeafRefused: code DUPLICATE_CONTENT.
+    """
     if found.content in contents:
-        sentence = "the content of this reference was admitted before, under another descriptor"
-        raise LeafRefused("DUPLICATE_CONTENT", f"{sentence}; one content has one budget", seq=seq)
+        sentence = "another descriptor with this very commitment to a content was admitted before"
+        raise LeafRefused("DUPLICATE_CONTENT", f"{sentence}; one commitment has one budget", seq=seq)

@@ -18,7 +18,7 @@ import hashlib
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -30,7 +30,7 @@ from attest.files import atomic_write, read_limited
 from attest.schema.cards import card
 from attest.schema.plain import BACK_SECONDS, machine_time, utc
 from ledger.budget import mark
-from ledger.budget.generation import CONTRIBUTIONS, GenerationRule, classes_of, require_new
+from ledger.budget.generation import CONTRIBUTIONS, GenerationRule, class_of
 from ledger.budget.group_commit import GroupCommit
 from ledger.budget.leaves import (
     ACCOUNTANT,
@@ -137,6 +137,20 @@ class Reservation:
     releases: int
     rho_nano: int
     request: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Admissions:
+    """Says what became of contributions that were to be admitted to generation.
+
+    Attributes:
+        admitted: digests of those whom the log took now, in the order in which they were given.
+        refused: why it took another not, by its digest; ``code`` says it in a word, as of
+            `ledger.budget.state.BudgetState.check_reference`.
+    """
+
+    admitted: tuple[bytes, ...]
+    refused: Mapping[bytes, LeafRefused]
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,38 +345,40 @@ class BudgetLog:
         account = self.account(unit)
         return Balance(self._state.spent(account), self._state.cap(unit.kind, account))
 
-    def admit(self, attestations: Iterable[Attestation], *, now: int | None = None) -> int:
-        """Admits contributions to generation, each under the rule of its class, all of them in one turn, or none.
+    def admit(self, attestations: Iterable[Attestation], *, now: int | None = None) -> Admissions:
+        """Admits contributions to generation, each under the rule of its class, all whom the log takes in one turn.
 
-        Guarantee: each was signed for generation, as `ledger.budget.state.BudgetState.check_reference` says, by the leaf that
-        is durable when this returns. Whether the signatures verify under keys of contributors is the gate's to find before
-        (`attest.gate`), and an auditor's after: the log keeps what was signed, and has no registry.
+        Guarantee: each that is admitted was signed for generation, as `ledger.budget.state.BudgetState.check_reference` says,
+        by the leaf that is durable when this returns. One that is refused keeps nobody else out. Whether the signatures verify
+        under keys of contributors is the gate's to find before (`attest.gate`), and an auditor's after: the log keeps what was
+        signed, and has no registry.
 
         Args:
             attestations: those that the gate admitted. Who was admitted before is passed over.
 
         Returns:
-            How many were admitted now.
+            Who was admitted now, and who was refused, and why.
 
         Raises:
-            LeafRefused: nobody was admitted, for one cannot be; as `ledger.budget.state.BudgetState.check_reference`.
+            LeafRefused: code RULE, the header has no rules of generation.
         """
-        given = list({one.descriptor: one for one in attestations}.values())
-        classes = classes_of(given)
+        if not self.header.generation:
+            raise LeafRefused("RULE", "the header has no rules of generation: contributions are records of the operator's here")
+        admitted: list[bytes] = []
+        refused: dict[bytes, LeafRefused] = {}
         with self._guarded(), self._turn("admitting") as append:
             time = self._time(now)
-            contents: set[bytes] = set()
-            leaves: list[Reference] = []
-            for one, name in zip(given, classes, strict=True):
-                leaf = Reference(self._state.size, time, name, one.descriptor, one.sign1)
-                if leaf.account not in self._state.admitted:
-                    found = self._state.check_reference(leaf)
-                    require_new(found, contents, leaf.seq)
-                    contents.add(found.content)
-                    leaves.append(leaf)
-            for leaf in leaves:
-                append(replace(leaf, seq=self._state.size))
-        return len(leaves)
+            for one in attestations:
+                account = hashlib.sha256(one.descriptor).digest()
+                if account in self._state.admitted:
+                    continue
+                try:
+                    append(Reference(self._state.size, time, class_of(one), one.descriptor, one.sign1))
+                except LeafRefused as error:  # a leaf that is refused changes nothing
+                    refused[account] = error
+                else:
+                    admitted.append(account)
+        return Admissions(tuple(admitted), refused)
 
     def withdraw(self, contribution: Unit | bytes, *, now: int | None = None) -> None:
         """Records that a contribution was withdrawn; one that was withdrawn before stays so.

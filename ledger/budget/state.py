@@ -171,8 +171,8 @@ class BudgetState:
     def check_reference(self, leaf: Reference) -> Admitted:
         """Checks that a contribution may be admitted to generation, by its descriptor and the rule of its class.
 
-        Guarantee: as `ledger.budget.generation.admitted_by`; neither the descriptor nor its content was admitted before, and
-        the contribution was not withdrawn.
+        Guarantee: as `ledger.budget.generation.admitted_by`; neither the descriptor nor its commitment to a content was
+        admitted before, and the contribution was not withdrawn. A content that was signed anew is another contribution.
 
         Raises:
             LeafRefused: code REPEATED, WITHDRAWN or DUPLICATE_CONTENT; else as `ledger.budget.generation.admitted_by`.

@@ -29,7 +29,6 @@ COUNTED = (
     "no rules where their key stands",
     "a reference without a descriptor",
     "a reference with a long message",
-    "a text of too many",
     "a text beyond 2^63",
 )
 """Leaves with too much of something, or with nothing of it, that the tool does not count."""

@@ -26,7 +26,7 @@ from ledger.budget.audit import verify_budget
 from ledger.budget.export import export_budget
 from ledger.budget.generation import CONTRIBUTIONS, INK
 from ledger.budget.leaves import Header, Leaf, Notice, Reference, Text, Withdrawn, decode_leaf, encode_leaf
-from ledger.budget.log import BudgetLog
+from ledger.budget.log import Admissions, BudgetLog
 from ledger.budget.notices import told
 from ledger.budget.rho import NANO, bounded_range_nano
 from ledger.budget.state import BudgetState
@@ -98,6 +98,12 @@ def refused(code: str, act: Any, *args: Any, **more: Any) -> None:
     assert caught.value.code == code, caught.value
 
 
+def count(found: Admissions) -> int:
+    """How many were admitted, and nobody refused but who withdrew."""
+    assert {error.code for error in found.refused.values()} <= {"WITHDRAWN"}
+    return len(found.admitted)
+
+
 # --- the rule -------------------------------------------------------------------------------------------------------------
 
 
@@ -150,7 +156,7 @@ def test_an_empty_list_of_rules_is_no_header(leaves: list[Leaf]) -> None:
 def test_a_contribution_pays_only_behind_what_its_contributor_signed(place: Place) -> None:
     with created(place) as log:
         refused("REFERENCE", text_of, log, [ONE, TWO])
-        assert log.admit(FOUR[:2], now=NOW) == 2
+        assert count(log.admit(FOUR[:2], now=NOW)) == 2
         text_of(log, [ONE, TWO])
         refused("REFERENCE", text_of, log, [ONE, THREE])
         assert log.balance(ONE).spent == log.balance(TWO).spent == TOKENS * TOKEN and log.balance(THREE).spent == 0
@@ -159,8 +165,8 @@ def test_a_contribution_pays_only_behind_what_its_contributor_signed(place: Plac
 
 def test_who_was_admitted_is_admitted_once_and_by_one_turn(place: Place) -> None:
     with created(place) as log:
-        assert log.admit(FOUR[:3], now=NOW) == 3 and log.admit([*FOUR, FOUR[3]], now=NOW) == 1
-        assert log.admit(FOUR, now=NOW) == 0 and log.size == 5
+        assert count(log.admit(FOUR[:3], now=NOW)) == 3 and count(log.admit([*FOUR, FOUR[3]], now=NOW)) == 1
+        assert count(log.admit(FOUR, now=NOW)) == 0 and log.size == 5
 
 
 @pytest.mark.parametrize(
@@ -177,19 +183,37 @@ def test_who_was_admitted_is_admitted_once_and_by_one_turn(place: Place) -> None
          "DUPLICATE_CONTENT"),
     ],
 )  # fmt: skip
-def test_where_one_cannot_be_admitted_nobody_is(place: Place, wrong: dict[str, Any], code: str) -> None:
+def test_one_who_cannot_be_admitted_keeps_nobody_else_out(place: Place, wrong: dict[str, Any], code: str) -> None:
     with created(place) as log:
-        refused(code, log.admit, [FOUR[0], attested(9, **wrong)], now=NOW)
-        assert log.size == 1 and not log.state.admitted
-        assert log.admit([FOUR[0]], now=NOW) == 1
+        bad = attested(9, **wrong)
+        found = log.admit([FOUR[0], bad, FOUR[1], bad], now=NOW)
+        assert found.admitted == tuple(log.account(one) for one in (ONE, TWO)) and log.size == 3
+        assert {account: error.code for account, error in found.refused.items()} == {log.account(unit(bad)): code}
+        assert set(log.state.admitted) == set(found.admitted)
+        text_of(log, [ONE, TWO])
+    with BudgetLog.open(place) as log:
+        refused("REFERENCE", text_of, log, [ONE, unit(bad)])
+
+
+def test_who_signs_a_content_anew_gives_another_contribution(path: Path) -> None:
+    """The commitment is salted, so a log cannot tell: the unit is what was signed, and each time that is one."""
+    again = attested(9, content_hash=hashlib.sha256(b"content 0").digest())
+    with created(path) as log:
+        assert count(log.admit([FOUR[0], again], now=NOW)) == 2
+        text_of(log, [ONE, unit(again)])
 
 
 def test_the_message_is_one_over_this_descriptor_by_its_own_contributor(path: Path) -> None:
     with created(path) as log:
-        refused("ISSUER", log.admit, [replace(FOUR[0], sign1=FOUR[1].sign1)], now=NOW)
-        refused("ISSUER", log.admit, [replace(FOUR[0], sign1=FOUR[3].sign1)], now=NOW)
-        refused("HEADER", log.admit, [replace(FOUR[0], sign1=b"\xd2\x80")], now=NOW)
-        refused("CBOR", log.admit, [replace(FOUR[0], descriptor=FOUR[0].descriptor + b"\0")], now=NOW)
+        for bad, code in (
+            (replace(FOUR[0], sign1=FOUR[1].sign1), "ISSUER"),
+            (replace(FOUR[0], sign1=FOUR[3].sign1), "ISSUER"),
+            (replace(FOUR[0], sign1=b"\xd2\x80"), "HEADER"),
+            (replace(FOUR[0], descriptor=FOUR[0].descriptor + b"\0"), "CBOR"),
+            (replace(FOUR[0], sign1=bytes(2000)), "TYPE"),
+        ):
+            found = log.admit([bad], now=NOW)
+            assert [error.code for error in found.refused.values()] == [code] and not found.admitted
         assert log.size == 1
 
 
@@ -318,8 +342,8 @@ def test_who_withdrew_is_never_admitted_and_withdraws_once(path: Path) -> None:
         log.withdraw(bytes.fromhex(ONE.name), now=NOW)
         log.withdraw(ONE, now=NOW)
         assert [leaf.account.hex() for leaf in kinds(log, Withdrawn)] == [ONE.name]
-        refused("WITHDRAWN", log.admit, FOUR, now=NOW)
-        assert log.admit(FOUR[1:], now=NOW) == 3
+        found = log.admit(FOUR, now=NOW)
+        assert [error.code for error in found.refused.values()] == ["WITHDRAWN"] and count(found) == 3
         refused("UNIT", log.withdraw, Unit("user", "anna"), now=NOW)
 
 

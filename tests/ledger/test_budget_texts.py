@@ -116,6 +116,9 @@ def test_contributions_pay_by_texts_alone_and_nobody_else_pays_by_them(place: Pl
         with pytest.raises(LeafRefused) as refused:
             Reserve(1, START, "contribution", log.account(SEVEN[0]), None, None, "token", 1, UNIT_COST, bytes(16))
         assert refused.value.code == "UNIT"
+        with pytest.raises(LeafRefused) as refused:
+            Text(1, START, tuple(sorted(log.account(unit) for unit in many)), "token", 1, UNIT_COST, bytes(16))
+        assert refused.value.code == "RANGE"
 
 
 def test_without_a_cap_of_contributions_no_text_is_paid_for(path: Path) -> None:

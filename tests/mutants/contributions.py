@@ -15,7 +15,7 @@ T = "tests/ledger/test_budget_generation.py::"
 
 _LIES = T + "test_every_lie_about_consent_is_found"
 _COST = T + "test_a_token_costs_c_squared_over_2_b_squared_tau_squared_rounded_up"
-_ONE = T + "test_where_one_cannot_be_admitted_nobody_is"
+_ONE = T + "test_one_who_cannot_be_admitted_keeps_nobody_else_out"
 
 CONTRIBUTIONS = (
     Mutant("a contribution is found by its digest alone", UNITS, "        if self.kind == CONTRIBUTION:\n",
@@ -74,7 +74,7 @@ CONTRIBUTIONS = (
            "        signed_as",
            T + "test_who_withdrew_is_never_admitted_and_withdraws_once"),
     Mutant("a contribution is admitted once", STATE, "        if account in self.admitted:\n", "        if False:\n", _LIES),
-    Mutant("one content has one budget", RULES, "    if found.content in contents:\n", "    if False:\n", _ONE),
+    Mutant("one commitment has one budget", RULES, "    if found.content in contents:\n", "    if False:\n", _ONE),
     Mutant("who signed to train is not admitted", RULES,
            "    if not signed.allows(GENERATE):\n", "    if False:\n", _ONE),
     Mutant("who limits all runs together is not admitted", RULES,
@@ -88,9 +88,9 @@ CONTRIBUTIONS = (
            "    if (said.issuer, said.typ", "    if (signed.issuer, said.typ", _LIES),
     Mutant("the message is an attestation", RULES,
            "(signed.issuer, sign1.TYP_ATTESTATION,", "(signed.issuer, said.typ,", _LIES),
-    Mutant("where one cannot be admitted nobody is", LOG,
-           "                    contents.add(found.content)\n                    leaves.append(leaf)\n",
-           "                    contents.add(found.content)\n                    append(leaf)\n", _ONE),
+    Mutant("one who cannot be admitted keeps nobody else out", LOG,
+           "as error:  # a leaf that is refused changes nothing\n                    refused",
+           "as error:\n                    break\n                    refused", _ONE),
     Mutant("an audit compares rules with the policy", AUDIT,
            "            if expected != rule:\n", "            if False:\n", _LIES),
     Mutant("an audit wants the policy that is named", AUDIT,

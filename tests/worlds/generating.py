@@ -214,7 +214,7 @@ LIES: dict[str, tuple[Callable[[list[Leaf]], list[Leaf]], set[str]]] = {
         _both(behind(withdrawing(NEW)), behind(admitting(NEW))),
         {"WITHDRAWN"},
     ),
-    "another budget for the same content": (behind(admitting(attested(0, not_after=NOW + 999))), {"DUPLICATE_CONTENT"}),
+    "another budget for the same commitment": (behind(admitting(attested(0, not_after=NOW + 999))), {"DUPLICATE_CONTENT"}),
     "signed to train": (behind(admitting(attested(9, purposes=(TRAIN,)))), {"PURPOSE"}),
     "signed without purposes": (behind(admitting(attested(9, purposes=None))), {"PURPOSE"}),
     "signed for another class": (behind(admitting(attested(9, admissibility_class="open"))), {"CLASS"}),
