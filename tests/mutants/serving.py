@@ -266,6 +266,10 @@ SERVING = (
         T_AGAIN + "test_a_policy_that_was_signed_anew_makes_no_text_until_the_one_of_the_log_is_back",
     ),
     Mutant(
+        "whom the log refuses stands in no batch", OFFERED, "[self._log.account(one.unit) in self._log.state.admitted for",
+        "[True for", T_SOURCES + "test_who_signs_the_same_content_anew_keeps_its_budget_and_holds_nobody_up",
+    ),
+    Mutant(
         "withdrawals beside the log count", SOURCES, "if folder.is_dir()]", "if False]",
         T_AGAIN + "test_withdrawals_beside_the_log_count_too",
     ),

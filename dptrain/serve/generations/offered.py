@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import torch
 
-from attest.attestation import Attestation
 from attest.fixed_point import MICRO, PICO
 from dptrain.errors import ConfigError, DptrainError, NotPrivateUse, without_text
 from dptrain.inference.invisibleink.generator import InvisibleInk, Meter
@@ -141,7 +140,8 @@ class Offered:
         gone, left_out = self._log.state.withdrawn, Counter(references.refused)
         references = _only(references, [self._log.account(one.unit) not in gone for one in references])
         if references.rule is not None:
-            left_out += Counter(self._admit(list(references.attestations)))
+            refused = self._log.admit(references.attestations).refused  # keeps nobody else out
+            left_out += Counter(error.code for error in refused.values())
             references = _only(references, [self._log.account(one.unit) in self._log.state.admitted for one in references])
         if not len(references):
             raise ConfigError("REFERENCES", f"of the references of generations.{self.name} none is left ({_told(left_out)})")
@@ -153,19 +153,6 @@ class Offered:
     def pool(self) -> Pool:
         """Gives out the batches that can pay, of the references as they were read last."""
         return self._read.pool
-
-    def _admit(self, attestations: list[Attestation]) -> Iterator[str]:
-        """Admits contributions to the log, and yields the code of each that it refuses: one that signed the same content anew,
-        say, keeps the budget that it has, and nobody else waits for it."""
-        try:
-            self._log.admit(attestations)
-        except LeafRefused as error:
-            if len(attestations) == 1:
-                yield error.code
-                return
-            middle = len(attestations) // 2
-            yield from self._admit(attestations[:middle])
-            yield from self._admit(attestations[middle:])
 
     def words(self) -> Iterator[dict[str, str]]:
         """Yields every choice of labels. Raises ConfigError: code SERVE_VALUE, there are too many."""
