@@ -154,7 +154,7 @@ def attestations(
 def copy_unique(data_path: str | os.PathLike[str], out_path: str | os.PathLike[str]) -> int:
     """Copies a JSONL file without the records whose bytes stand in it before, and counts those that are left out.
 
-    A gate admits a content once: of records that are equal it refuses all but the first.
+    A gate admits a content to training once: of records that are equal it refuses all but the first.
 
     Raises:
         CorpusRefused: Code CONTENT_MISSING, the data cannot be read; RANGE, either file is no JSONL file.

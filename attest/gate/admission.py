@@ -152,16 +152,18 @@ class Seen:
     _repr_html_ = card_of
 
     def note(self, admission: Admission, now: int | None = None) -> None:
-        """Remembers an admission."""
+        """Remembers an admission, to whatever use."""
         self.claim(admission.descriptor.content_hash, admission.descriptor_hash)
+        self.claim(admission.descriptor_hash, admission.descriptor_hash)
         self.count_one(admission.holder, now)
 
     def claim(self, content_hash: bytes, descriptor_hash: bytes) -> int | None:
-        """Remembers which descriptor brought a content; returns the tag of the one that did before, None if it is new."""
+        """Remembers which descriptor brought what is admitted once; returns the tag of the one that did before, None if it is
+        new."""
         return self._contents.setdefault(content_hash, descriptor_tag(descriptor_hash))
 
     def find(self, content_hash: bytes) -> int | None:
-        """Returns the tag of the descriptor that brought a content, None if the content is new."""
+        """Returns the tag of the descriptor that brought it, None if it is new."""
         return self._contents.get(content_hash)
 
     def count_one(self, holder: str, now: int | None = None) -> None:

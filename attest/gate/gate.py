@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from attest.attestation import Attestation
 from attest.corpus import Item
-from attest.descriptor import BUILT, TRAIN
+from attest.descriptor import BUILT, GENERATE, TRAIN
 from attest.errors import GateFailed, ReasonCode, RegistryRefused
 from attest.gate.admission import Admission, Admitted, AdmittedRows, GateReport, Passed, Refusal, Refused, Seen
 from attest.gate.checks import Examiner, Share, clock_refusal, examine, refusal_of, refused_for_history
@@ -48,8 +48,10 @@ def decide(
 ) -> Admission | Refusal:
     """Judges one contribution; changes nothing.
 
-    Guarantee: an `Admission` means what `attest.gate.checks.examine` guarantees, and that neither the content nor the
-    descriptor was admitted before or withdrawn. Every error on the way refuses; nothing depends on an assertion.
+    Guarantee: an `Admission` means what `attest.gate.checks.examine` guarantees, and that the descriptor was neither admitted
+    before nor withdrawn; to training, that the content was not admitted before either. To generation equal contents are not
+    compared: what one contribution says decides nothing about another. Every error on the way refuses; nothing depends on an
+    assertion.
 
     Args:
         content_hash: SHA-256 of the content, computed by the caller from the bytes that will be used.
@@ -70,7 +72,7 @@ def decide(
     if content_hash is None:
         return _CONTENT_MISSING
     share = Share.of(outcome.contributor, policy, registry)
-    refusal = refused_for_history(outcome, seen.find(content_hash), share, seen)
+    refusal = refused_for_history(outcome, seen.find(_once(outcome, content_hash, purpose)), share, seen)
     return refusal or Admission(attestation, outcome, share.holder)
 
 
@@ -114,13 +116,14 @@ class Gate:
         fingerprint: What is the same for contents that count as one, for instance a digest of the normalized text, or None for
             a content that is like no other. The content hash finds exact copies only; this hook finds the near ones. Whether a
             contribution is admitted then hangs on what another one says, which no epsilon covers; training never judges with
-            it.
+            it, and generation refuses it.
         purpose: What the contributions are to be used for, `attest.descriptor.TRAIN` or `attest.descriptor.GENERATE`.
 
     Raises:
         RegistryRefused: Code REGISTRY_ROOT if the registry does not extend the one that the policy names, NAMES if the names
             beside it are missing.
-        GateFailed: Code PURPOSE if nobody serves the purpose, or `remember` is of another; RANGE for the number of workers.
+        GateFailed: Code PURPOSE if nobody serves the purpose, `remember` is of another, or a fingerprint is to be compared for
+            generation; RANGE for the number of workers.
     """
 
     def __init__(
@@ -135,6 +138,9 @@ class Gate:
         purpose: str = TRAIN,
     ) -> None:
         _require_built(purpose)
+        if fingerprint is not None and purpose == GENERATE:
+            sentence = "a fingerprint compares contents, and each contribution is a reference whatever another says"
+            raise GateFailed("PURPOSE", f"{sentence}; judge for generation without one")
         if remember is not None and remember.purpose != purpose:
             sentence = f"what is remembered passed to {remember.purpose}, asked for is {purpose}; remember each use by itself"
             raise GateFailed("PURPOSE", sentence)
@@ -173,8 +179,8 @@ class Gate:
         given, and for each worker up to `AHEAD` batches, which are `BATCH_BYTES` at most if attestations are made as large as
         they can be.
 
-        Where two attestations claim the same content, the first in corpus order is admitted. Each reading is an epoch of its
-        own, unless the gate was given `seen`.
+        Where two attestations claim the same content, the first in corpus order is admitted to training, and each to
+        generation, where it pays for itself. Each reading is an epoch of its own, unless the gate was given `seen`.
 
         Raises:
             GateFailed: Code WORKER if a process was lost, STORAGE if the temporary file of what was seen fails.
@@ -206,15 +212,15 @@ class Gate:
         if share is None:
             share = shares[name] = Share.of(name, self._policy, self._registry)
         fresh = outcome.descriptor_hash not in seen.withdrawn and seen.count(share.holder) < share.cap
-        hook = self._fingerprint
+        hook, once = self._fingerprint, _once(outcome, content_hash, self._purpose)
         plain = fresh and hook is None
-        earlier = seen.claim(content_hash, outcome.descriptor_hash) if plain else seen.find(content_hash)
+        earlier = seen.claim(once, outcome.descriptor_hash) if plain else seen.find(once)
         if fresh and earlier is None and hook is not None:
             # The content is claimed last: a contribution that is refused claims nothing.
             likeness = hook(item)
             earlier = None if likeness is None else seen.claim(b"fingerprint " + likeness, outcome.descriptor_hash)
             if earlier is None:
-                seen.claim(content_hash, outcome.descriptor_hash)
+                seen.claim(once, outcome.descriptor_hash)
         if not fresh or earlier is not None:
             refusal = refused_for_history(outcome, earlier, share, seen)
             if refusal is not None:
@@ -330,6 +336,11 @@ _UNATTESTED = Refusal(
 _CONTENT_MISSING = Refusal(
     ReasonCode.CONTENT_MISSING, "no content for the attestation; put the data back or drop the attestation"
 )
+
+
+def _once(passed: Passed, content_hash: bytes, purpose: str) -> bytes:
+    """Returns what is admitted once: to training a content, to generation a signed descriptor."""
+    return passed.descriptor_hash if purpose == GENERATE else content_hash
 
 
 def _require_built(purpose: str) -> None:

@@ -272,6 +272,50 @@ def test_a_gate_admits_to_one_use_what_was_admitted_to_another_before(world, pol
         assert sum(isinstance(outcome, Admitted) for outcome in outcomes) == sum(expected(purpose)[0].values())
 
 
+def equal(world, tmp_path, words=BOTH):
+    """Three records of one content, each signed, and the first attestation once more."""
+    data = tmp_path / "equal" / "rows.jsonl"
+    data.parent.mkdir()
+    data.write_text('{"text": "the same"}\n' * 3)
+    sign_corpus(data, None, world.alice, replace(world.template, purposes=words))
+    items = [*open_corpus(data.parent)]
+    return [*items, items[0]]
+
+
+def codes(outcomes):
+    return ["ADMITTED" if isinstance(one, Admitted) else str(one.refusal.code) for one in outcomes]
+
+
+def test_to_generation_equal_contents_are_each_a_contribution_and_an_attestation_is_good_for_once(world, policy, tmp_path):
+    """Else a payload would decide whether another person's is a reference, and so who shares a batch."""
+    items = equal(world, tmp_path)
+    for workers in (1, 2):
+        gate = Gate(policy, world.registry, workers=workers, purpose=GENERATE)
+        assert codes(gate.judge(items, now=NOW)) == ["ADMITTED"] * 3 + ["REPLAYED"]
+        gate = Gate(policy, world.registry, workers=workers)
+        assert codes(gate.judge(items, now=NOW)) == ["ADMITTED"] + ["DUPLICATE_CONTENT"] * 2 + ["REPLAYED"]
+
+
+def test_a_decision_for_generation_compares_no_contents_and_knows_an_attestation_again(world, policy, tmp_path):
+    how = {"policy": policy, "registry": world.registry, "now": NOW}
+    items = equal(world, tmp_path)
+    for purpose, expected in ((GENERATE, ["", "", "", "REPLAYED"]), (TRAIN, ["", *["DUPLICATE_CONTENT"] * 2, "REPLAYED"])):
+        seen, found = Seen(), []
+        for item in items:
+            outcome = decide(item.attestation, item.content_hash, seen=seen, purpose=purpose, **how)
+            found.append(str(getattr(outcome, "code", "")))
+            if not found[-1]:
+                seen.note(outcome, NOW)
+        assert found == expected
+
+
+def test_no_fingerprint_is_compared_for_generation(world, policy):
+    Gate(policy, world.registry, fingerprint=lambda item: b"")
+    with pytest.raises(GateFailed, match="compares contents") as caught:
+        Gate(policy, world.registry, fingerprint=lambda item: b"", purpose=GENERATE)
+    assert caught.value.code == "PURPOSE"
+
+
 # --- what is signed -------------------------------------------------------------------------------
 
 

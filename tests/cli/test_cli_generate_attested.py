@@ -13,7 +13,10 @@ from attest.corpus import Contents, open_corpus
 from attest.policy import open_policy
 from attest.registry import open_registry
 from dptrain.errors import ContentChanged
+from dptrain.inference.invisibleink import Plan
+from dptrain.inference.invisibleink.pool import Pool
 from dptrain.inference.invisibleink.references import References
+from dptrain.inference.invisibleink.run import Purse, Run
 from ledger.budget.log import BudgetLog
 from ledger.storage.place import Place
 from tests.worlds.commands import record
@@ -95,7 +98,7 @@ def test_the_whole_way_from_a_signature_to_what_an_auditor_finds_of_it(clinic):
     charged = sorted((one["spent_nano"], [text["computed"] for text in one["texts"]]) for one in mine["contributions"])
     assert charged[0] == (0, []) and len(charged) == 7
     assert all(nano == sum(computed) * 13_888_889 > 0 for nano, computed in charged[1:])
-    with BudgetLog.open(Place.of(clinic.directory / "run/budget.db"), read_only=True) as log:
+    with BudgetLog.open(Place.of(clinic.directory / "policy.budget.db"), read_only=True) as log:
         [rule] = log.header.generation
         assert (rule.name, rule.references, rule.tokens, rule.max_rho_nano) == ("notes", 3, 6, 170_000_000)
         assert len(log.state.admitted) == 7
@@ -113,7 +116,7 @@ def test_the_rule_says_how_much_a_contribution_spends_over_all_texts_and_no_text
     assert (again["texts"], again["exhausted"]) == (4, True)
     numbers = [one["number"] for one in lines_of(clinic.directory / "run/texts.jsonl")]
     assert numbers == [1, 2, 3, 4]
-    with BudgetLog.open(Place.of(clinic.directory / "run/budget.db"), read_only=True) as log:
+    with BudgetLog.open(Place.of(clinic.directory / "policy.budget.db"), read_only=True) as log:
         assert max(account.spent for account in log.state.accounts.values()) <= 170_000_000
 
 
@@ -175,11 +178,13 @@ def test_a_contribution_that_was_withdrawn_in_the_budget_log_makes_no_text_any_m
     with open(clinic.directory / "corpus/notes.jsonl.attest", "rb") as stream:
         first = next(read_sequence(stream)).read().digest()
     assert run(clinic)["references"] == 4
-    with BudgetLog.open(Place.of(clinic.directory / "run/budget.db")) as log:
+    with BudgetLog.open(Place.of(clinic.directory / "policy.budget.db")) as log:
         log.withdraw(first)
         paid = first in log.state.accounts
     told = run(clinic, "--texts", "2", code=1 if paid else 0)
-    assert told["new"] == (0 if paid else 1)
+    assert told["new"] == (0 if paid else 1) and told["gone"] == 1
+    other = clinic.json(*GENERATE, "--model", str(model_folder()), "--out", "other")
+    assert (other["references"], other["refused"], other["gone"]) == (3, {"WITHDRAWN": 1}, 0)
 
 
 def judged(shell, now=None, **how):
@@ -211,7 +216,7 @@ def test_the_text_of_a_row_stands_in_the_field_that_is_named_and_a_row_without_i
     assert clinic.json(*GENERATE, "--field", "note", "--plan", code=1)["error"]["code"] == "BATCH"
 
 
-def test_several_corpora_are_judged_as_one_so_that_no_content_comes_twice(clinic):
+def test_several_corpora_are_judged_as_one_so_that_no_attestation_comes_twice(clinic):
     sign(clinic, "notes", texts(3))
     shutil.copytree(clinic.directory / "corpus", clinic.directory / "again")
     told = clinic.json(*GENERATE[:3], "again", *GENERATE[3:], "--plan")
@@ -262,4 +267,160 @@ def test_another_policy_does_not_pay_from_a_log_that_has_not_its_rule(clinic):
     clinic.run("policy", "sign", "second.toml", "--key", "owner.key", "--registry", "registry.cbor")
     words = ["second.cose" if word == "policy.cose" else word for word in GENERATE]
     refused = clinic.json(*words, "--model", str(model_folder()), "--out", "two", "--budget", "safe.db", code=1)["error"]
-    assert refused["code"] == "BUDGET" and "begin another log" in refused["sentence"]
+    assert refused["code"] == "BUDGET" and "knows nothing of what was spent here" in refused["sentence"]
+
+
+def log_of(shell, name="policy.budget.db"):
+    return BudgetLog.open(Place.of(shell.directory / name), read_only=True)
+
+
+def test_all_folders_of_a_policy_pay_from_one_budget_beside_it(clinic):
+    sign(clinic, "notes", texts(7))
+    assert run(clinic)["budget"] == "policy.budget.db"
+    generate = [*GENERATE, "--model", str(model_folder())]
+    assert clinic.json(*generate, "--plan")["texts_left"] == 2
+    refused = clinic.json(*generate, "--out", "more", "--texts", "4", code=1)["error"]
+    assert refused["code"] == "TEXTS" and "2 at most" in refused["sentence"]
+    assert clinic.json(*generate, "--out", "more")["texts"] == 2
+    last = clinic.json(*generate, "--out", "last", code=1)
+    assert (last["texts"], last["exhausted"]) == (0, True)
+    with log_of(clinic) as log:
+        assert max(account.spent for account in log.state.accounts.values()) <= 170_000_000
+    sign(clinic, "later", texts(1, "later"))
+    refused = run(clinic, code=1)["error"]
+    assert refused["code"] == "RUN_REFERENCES" and "policy.budget.db pays for that too" in refused["sentence"]
+
+
+def test_the_budget_of_a_policy_is_for_all_its_classes_that_generate(clinic):
+    rule = POLICY[POLICY.index("purposes") : POLICY.index("[[class]]", POLICY.index("purposes"))]
+    (clinic.directory / "policy.cose").unlink()
+    clinic.write("policy.toml", POLICY + rule.replace("references = 3", "references = 2").replace("0.17", "0.5"))
+    clinic.run("policy", "sign", "policy.toml", "--key", "owner.key", "--registry", "registry.cbor")
+    sign(clinic, "notes", texts(3))
+    sign(clinic, "other", texts(2, "other"), class_name="other")
+    assert run(clinic)["texts"] == 1
+    words = ["other" if word == "notes" else word for word in GENERATE]
+    told = clinic.json(*words, "--model", str(model_folder()), "--out", "two")
+    assert (told["texts"], told["references"]) == (1, 2)
+    with log_of(clinic) as log:
+        assert {rule.name for rule in log.header.generation} == {"notes", "other"} and len(log.state.accounts) == 5
+
+
+def withdraw(shell, number=1, key="alice.key"):
+    """Signs the withdrawal of a row, and returns its file and digest."""
+    words = ("attest", "withdraw", "corpus/notes.jsonl.attest", "--key", key, "--record", str(number))
+    path = shell.directory / shell.json(*words)["withdrawals"][0]["path"]
+    with open(shell.directory / "corpus/notes.jsonl.attest", "rb") as stream:
+        return path, [one.read().digest() for one in read_sequence(stream)][number - 1]
+
+
+def lay(shell, path):
+    """Lays a withdrawal beside the budget."""
+    folder = shell.directory / "policy.budget.db.withdrawals"
+    folder.mkdir(exist_ok=True)
+    shutil.copy(path, folder / path.name)
+    return folder / path.name
+
+
+@pytest.mark.parametrize("key", ["alice.key", "owner.key"])
+def test_a_signed_withdrawal_is_entered_before_a_reference_is_admitted_and_an_auditor_finds_it(clinic, key):
+    sign(clinic, "notes", texts(4))
+    path, digest = withdraw(clinic, key=key)
+    told = run(clinic, "--withdrawal", str(path))
+    assert (told["texts"], told["references"], told["refused"], told["gone"]) == (1, 3, {"WITHDRAWN": 1}, 0)
+    with log_of(clinic) as log:
+        assert digest in log.state.withdrawn and digest not in log.state.accounts and digest not in log.state.admitted
+
+
+def test_a_withdrawal_beside_the_budget_is_entered_before_the_next_text_of_a_run(clinic):
+    sign(clinic, "notes", texts(3))
+    path, digest = withdraw(clinic)
+    made = Run._made
+
+    def laid(*given):
+        lay(clinic, path)
+        return made(*given)
+
+    with patch.object(Run, "_made", laid):
+        told = run(clinic, "--texts", "2", code=1)
+    assert (told["texts"], told["exhausted"]) == (1, True)
+    with log_of(clinic) as log:
+        assert log.state.withdrawn.keys() == {digest} and len(log.state.accounts) == 3
+    (clinic.directory / "w").mkdir()
+    shutil.copy(path, clinic.directory / "w")
+    found = clinic.json(*told["verify"].split()[1:], "--withdrawals", "w")
+    assert "WITHDRAWAL_UNENTERED" not in found["qualifiers"]
+
+
+def test_a_file_that_is_no_withdrawal_or_that_others_signed_is_passed_over_by_nobody(clinic):
+    sign(clinic, "notes", texts(3))
+    clinic.run("attest", "keygen", "mallory")
+    path, _ = withdraw(clinic, key="mallory.key")
+    for given in ("--withdrawal", None):
+        there = [] if given is None else [given, str(path)]
+        laid = None if there else lay(clinic, path)
+        refused = run(clinic, *there, code=1)["error"]
+        assert refused["code"] == "WITHDRAWAL_UNPROVEN" and "passed over" in refused["sentence"]
+    laid.write_bytes(b"nothing")
+    assert run(clinic, code=1)["error"]["code"] == "WITHDRAWALS"
+    laid.rename(laid.with_name(laid.name + ".refused"))
+    assert run(clinic)["texts"] == 1
+
+
+def test_a_withdrawal_of_a_contribution_that_is_not_here_is_told_where_it_was_given_by_name(clinic):
+    sign(clinic, "notes", texts(4))
+    path, _ = withdraw(clinic, 4)
+    sign(clinic, "notes", texts(3))
+    assert run(clinic, "--withdrawal", str(path), code=1)["error"]["code"] == "WITHDRAWAL_UNMATCHED"
+    lay(clinic, path)
+    assert run(clinic)["texts"] == 1
+
+
+def test_a_run_goes_on_with_fewer_references_and_its_batches_are_what_they_were(clinic):
+    sign(clinic, "notes", texts(6))
+    sign(clinic, "brief", texts(1, "brief"), "--days", "1")
+    assert run(clinic, "--texts", "1")["references"] == 7
+    later = str(int(time.time()) + 2 * 86400)
+    told = run(clinic, "--texts", "9", "--now", later, code=1)
+    assert (told["references"], told["gone"], told["refused"]) == (6, 1, {"EXPIRED": 1})
+    listed = json.loads((clinic.directory / "run/references.json").read_text())["references"]
+    assert len(listed) == 7
+    with log_of(clinic) as log:
+        gone = ({one for one, _ in listed} - {one.id for one in judged(clinic, int(later))}).pop()
+        assert log.state.spent(bytes.fromhex(gone)) <= 84_000_000
+    (clinic.directory / "run/references.json").write_text('{"references": [["00", null]]}')
+    assert run(clinic, "--now", later, code=1)["error"]["code"] == "RUN_REFERENCES"
+    (clinic.directory / "run/references.json").write_text('{"references": [7]}')
+    assert run(clinic, "--now", later, code=1)["error"]["code"] == "RUN_FILE"
+
+
+def test_a_batch_of_which_a_reference_is_gone_is_passed_over_and_no_other_changes(clinic):
+    sign(clinic, "notes", texts(9))
+    whole = judged(clinic)
+    first = whole.rows[4].id
+    fewer = whole.leaving({first: "WITHDRAWN"}).since(whole.listed)
+    assert (len(fewer), [one.id for one in fewer.gone], fewer.refused) == (8, [first], {"WITHDRAWN": 1})
+    assert fewer.digest == whole.digest != whole.leaving({first: "WITHDRAWN"}).digest
+    plan = Plan.of_rule(whole.rule.generation, delta=1e-6)
+    with Purse.of(clinic.directory, clinic.directory / "b.db").open(plan, whole, bytes(32)) as log:
+        Purse.of(clinic.directory).admit(log, whole)
+        pool = Pool(fewer, plan, log, bytes(32))
+        assert pool.sizes == {None: 3}
+        taken = {one.id for _ in range(2) for one in pool.take()[0]}
+        assert len(taken) == 6 and first not in taken and pool.left() == 2 * Pool(whole, plan, log, bytes(32)).left() / 3
+    before, after = (
+        [[one.id for one in batch] for batch in found.batches(3, bytes(32))[None]] for found in (whole, fewer)
+    )
+    assert before == after and len(before) == 3
+    other = whole.leaving({first: "WITHDRAWN"})
+    assert whole.since(other.listed) is whole, "one more is another run"
+
+
+def test_one_contribution_that_the_log_refuses_is_left_out_and_the_others_make_texts(clinic):
+    """By the clock of the log the attestation has ended."""
+    sign(clinic, "notes", texts(4))
+    sign(clinic, "brief", texts(1, "brief"), "--days", "1")
+    later = int(time.time()) + 2 * 86400
+    with patch("ledger.budget.log.machine_time", lambda: later):
+        told = run(clinic)
+    assert (told["texts"], told["references"], told["refused"]) == (1, 4, {"EXPIRED": 1})

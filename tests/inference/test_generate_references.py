@@ -52,13 +52,11 @@ def test_the_text_of_a_reference_stands_in_no_picture_of_it(rows):
         ('{"id": "a", "text": "x"}\n{"id": "a", "text": "y"}\n', "lines 1 and 2", "RECORD_ID"),
         ('\n{"id": "a", "text": "x"}\nno json\n', "line 3", "REFERENCES"),
         ('{"id": "a"}\n', "line 1", "REFERENCES"),
-        ('{"id": "a", "text": 7}\n', "line 1", "REFERENCES"),
         ('{"id": "", "text": "x"}\n', "line 1", "REFERENCES"),
         ('{"id": 7, "text": "x"}\n', "line 1", "REFERENCES"),
         ('{"id": "a", "id": "b", "text": "secret"}\n', "line 1", "REFERENCES"),
         ('{"id": "a", "text": "x", "more": NaN}\n', "line 1", "REFERENCES"),
         ('["a", "secret"]\n', "line 1", "REFERENCES"),
-        ('{"id": "a", "text": "\\ud800"}\n', "line 1", "REFERENCES"),
         ('{"id": "a", "text": "secret \udcff"}\n', "line 1", "REFERENCES"),
         ("\n \n", "has no rows", "REFERENCES"),
     ],
@@ -68,6 +66,14 @@ def test_a_line_that_is_no_row_is_named_by_its_number_and_nothing_of_it_is_repea
         References.read(written(tmp_path, text), salt=SALT)
     assert refused.value.code == code
     assert "secret" not in refused.value.sentence
+
+
+def test_what_is_no_text_is_a_null_reference_and_ends_the_run_for_nobody(tmp_path):
+    told = ["7", "true", '["a secret"]', '{"text": "a secret"}', '"\\ud800"', "null", '""', '"tea"']
+    lines = "".join(f'{{"id": "r{number}", "text": {text}}}\n' for number, text in enumerate(told))
+    found = References.read(written(tmp_path, lines), salt=SALT)
+    assert [one.id for one in found] == [f"r{number}" for number in range(8)]
+    assert [one.text for one in found] == [""] * 7 + ["tea"]
 
 
 def test_references_that_are_not_there_are_refused_by_their_path(tmp_path):

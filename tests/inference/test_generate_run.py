@@ -238,6 +238,25 @@ def test_another_salt_beside_the_same_log_is_refused_because_ids_would_be_fresh_
     assert open_to_all.value.code == "SALT"
 
 
+@pytest.mark.parametrize("made", [{}, {"records": 12}, {"adjacency": "replace-one"}], ids=str)
+def test_a_log_is_for_one_adjacency_and_one_number_of_records_because_rho_under_two_has_no_sum(world, made):
+    def plan(**how):
+        return Plan.for_epsilon(4.0, delta=1e-6, batch=3, tokens=6, **how)
+
+    with opened(world, log=world / "safe.db", plan=plan(**made)) as run:
+        run.generate(ink(plan(**made)), texts=1)
+    for path in (world / "run").iterdir():
+        path.unlink()
+    for other in ({}, {"records": 1, "adjacency": "zero-logits"}, {"records": 12}, {"adjacency": "replace-one"}):
+        if other != made:
+            another = opened(world, log=world / "safe.db", plan=plan(**other))
+            with pytest.raises(ConfigError, match="no sum") as refused, another:
+                pass
+            assert refused.value.code == "BUDGET"
+    with opened(world, log=world / "safe.db", plan=Plan.for_epsilon(2.0, delta=1e-6, batch=3, tokens=6, **made)):
+        pass
+
+
 @pytest.mark.parametrize(
     "code, change",
     [

@@ -21,7 +21,7 @@ from dptrain.inference.invisibleink.rows import Prompts  # noqa: E402
 from ledger.budget import Unit  # noqa: E402
 from ledger.budget.log import BudgetLog, BudgetSpec  # noqa: E402
 from ledger.errors import BudgetExhausted  # noqa: E402
-from tests.worlds.ink import PLAN, REFERENCES, TASK, Meter, model, tokenizer  # noqa: E402
+from tests.worlds.ink import PLAN, REFERENCES, TASK, Meter, model, rotary, tokenizer  # noqa: E402
 from tests.worlds.ledgers import SIGNER, START  # noqa: E402
 
 
@@ -279,6 +279,20 @@ def test_what_cannot_be_is_refused_by_name(calls: list[int]) -> None:
     finally:
         del config.num_local_experts
     assert not calls and Meter().settled == []
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_positions_that_a_call_chooses_by_its_longest_row_are_refused_by_name(kind: str) -> None:
+    """What is dynamic keeps its factors for the next call, which is that of another row."""
+    for minibatch in (None, 2):
+        with pytest.raises(ConfigError, match=rf"ROTARY.*{kind}"):
+            InvisibleInk(rotary(kind), tokenizer(), TASK, PLAN, minibatch=minibatch)
+    if kind == "dynamic":
+        with pytest.raises(ConfigError, match=r"ROTARY.*later calls"):
+            InvisibleInk(rotary(kind), tokenizer(), TASK, PLAN, minibatch=1)
+    else:
+        InvisibleInk(rotary(kind), tokenizer(), TASK, PLAN, minibatch=1)
+    ink()
 
 
 # ---- a budget log

@@ -14,8 +14,8 @@ from dptrain.errors import ConfigError, NotPrivateUse  # noqa: E402
 from dptrain.inference.invisibleink import Task  # noqa: E402
 from dptrain.inference.invisibleink.forward import Forward, reads_wide_masks  # noqa: E402
 from dptrain.inference.invisibleink.isolation import check_rows  # noqa: E402
-from dptrain.inference.invisibleink.rows import MULTIPLE, Prompts, Rows  # noqa: E402
-from tests.worlds.ink import REFERENCES, TASK, model, tokenizer  # noqa: E402
+from dptrain.inference.invisibleink.rows import CHARACTERS, MULTIPLE, Prompts, Rows  # noqa: E402
+from tests.worlds.ink import REFERENCES, TASK, model, rotary, tokenizer  # noqa: E402
 
 OTHERS = ("an entirely different and rather long tale of nothing", "", None, "x")
 TYPES = [torch.float32, torch.bfloat16]
@@ -61,6 +61,22 @@ def test_a_reference_that_becomes_longer_in_its_prompt_is_cut_further() -> None:
         prompts = Prompts(tokenizer(), Task(public=TASK.public, private=TASK.private, reference_tokens=count))
         rows = prompts.rows(["a" + "\U0001f600" * 40])
         assert rows.ids.shape == (2, prompts.length) and not rows.mask[:, 0].any()
+
+
+def test_the_tokenizer_sees_a_public_number_of_characters_of_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight megabytes took it 33 seconds, before anything was paid."""
+    words, seen = tokenizer(), []
+    called = type(words).__call__
+
+    def watched(self: Any, text: str, **how: Any) -> Any:
+        seen.append(len(text))
+        return called(self, text, **how)
+
+    monkeypatch.setattr(type(words), "__call__", watched)
+    prompts = Prompts(words, TASK)
+    long = prompts.rows(["tea " * 1_000_000])
+    assert max(seen) <= CHARACTERS * TASK.reference_tokens
+    assert torch.equal(long.ids, prompts.rows(["tea " * 100]).ids)
 
 
 def test_a_reference_that_is_no_text_is_refused() -> None:
@@ -183,8 +199,22 @@ class Coupled(torch.nn.Module):
         )
         if self.how == "mean":
             out.logits = out.logits + 1e-6 * out.logits.mean(0, keepdim=True)
+        if self.how == "last":
+            out.logits = out.logits + 1e-6 * out.logits[-1:]
         if self.how == "late" and whole >= 40:  # another kernel from some length on
             out.logits = out.logits + 1e-6 * out.logits[1:2]
+        begins, longest, shortest = input_ids.shape[1] > 1, int(position_ids.max()), int(position_ids[:, -1].min())
+        if begins:
+            self.middle = int(position_ids[0, -1]) >= 8
+        by_length = {  # a table that a call chooses by its longest row, or its shortest
+            "short": begins and not self.middle and longest >= 24,
+            "short, late": not begins and not self.middle and longest >= 34,
+            "middle": begins and self.middle and longest >= 30,
+            "middle, late": not begins and self.middle and longest >= 34,
+            "long": begins and shortest < 24,
+        }
+        if by_length.get(self.how):
+            out.logits = out.logits * 1.01
         if self.how == "unsteady":
             out.logits = out.logits * (1 + 1e-6 * self.calls)
         if self.how == "place":
@@ -201,14 +231,25 @@ def test_a_model_that_keeps_rows_apart_passes(dtype: Any, minibatch: int | None)
 
 
 @pytest.mark.parametrize(("how", "code"), [
-    ("mean", "ROWS_COUPLED"), ("lengths", "ROWS_COUPLED"), ("late", "ROWS_COUPLED"), ("unsteady", "UNSTEADY"),
-    ("infinite", "NOT_FINITE"),
+    ("mean", "ROWS_COUPLED"), ("last", "ROWS_COUPLED"), ("lengths", "ROWS_COUPLED"), ("late", "ROWS_COUPLED"),
+    *((how, "ROWS_COUPLED") for how in ("short", "short, late", "middle", "middle, late", "long")),
+    ("unsteady", "UNSTEADY"), ("infinite", "NOT_FINITE"),
 ])  # fmt: skip
 def test_a_model_that_couples_rows_is_refused(how: str, code: str) -> None:
     with pytest.raises(NotPrivateUse) as refused:
         check_rows(Coupled(how), 4, 32, 12)
     assert refused.value.code == code
     assert str(torch.float32) in refused.value.sentence and "cpu" in refused.value.sentence
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+@pytest.mark.parametrize(("length", "tokens"), [(96, 4), (208, 8), (64, 16)])
+def test_positions_that_follow_from_the_longest_row_are_found_wherever_they_change(kind: str, length: int, tokens: int) -> None:
+    """The factors change at 64 tokens: below, within and above the lengths of rows of middle length."""
+    with pytest.raises(NotPrivateUse, match="ROWS_COUPLED"):
+        check_rows(rotary(kind), 3, length, tokens)
+    if kind == "longrope":
+        check_rows(rotary(kind), 3, length, tokens, minibatch=1)
 
 
 def test_a_model_whose_rows_depend_on_their_place_is_refused_for_retrieval_alone() -> None:

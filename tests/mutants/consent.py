@@ -7,6 +7,7 @@ CLASSES = "attest/policy/classes.py"
 RULES = "attest/policy/rules.py"
 CHECKS = "attest/gate/checks.py"
 GATE = "attest/gate/gate.py"
+ADMISSION = "attest/gate/admission.py"
 WORKERS = "attest/gate/workers.py"
 READING = "attest/gate/reading.py"
 VERDICTS = "attest/gate/verdicts.py"
@@ -66,6 +67,20 @@ CONSENT = (
     Mutant(
         "a decision is for its use", GATE, "now=now, purpose=purpose)\n    if isinstance", "now=now)\n    if isinstance",
         T + "test_a_contribution_is_admitted_to_what_its_contributor_signed_alone",
+    ),
+    Mutant(
+        "no content decides whether another is a reference", GATE, "descriptor_hash if purpose == GENERATE else content_hash",
+        "descriptor_hash if purpose == BUILT else content_hash",
+        T + "test_to_generation_equal_contents_are_each_a_contribution_and_an_attestation_is_good_for_once",
+    ),
+    Mutant(
+        "what was noted is known to both uses", ADMISSION,
+        "        self.claim(admission.descriptor_hash, admission.descriptor_hash)\n", "",
+        T + "test_a_decision_for_generation_compares_no_contents_and_knows_an_attestation_again",
+    ),
+    Mutant(
+        "generation compares no fingerprints", GATE, "if fingerprint is not None and purpose == GENERATE:", "if False:",
+        T + "test_no_fingerprint_is_compared_for_generation",
     ),
     Mutant(
         "a gate serves no use that nobody built", GATE, "    if purpose not in BUILT:", "    if purpose == '':",

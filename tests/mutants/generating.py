@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant
 INK = "dptrain/inference/invisibleink/"
 READ, POOL, PARTITION, PLAN = INK + "references.py", INK + "pool.py", INK + "partition.py", INK + "plan.py"
 PURSE, TEXTS, RUN, SETTING = INK + "run/purse.py", INK + "run/texts.py", INK + "run/run.py", INK + "run/setting.py"
+WITHDRAWING = INK + "run/withdrawing.py"
 MODELS, ASKED = INK + "run/models.py", "dptrain/cli/generate/asked.py"
 
 T_READ = "tests/inference/test_generate_references.py::"
@@ -14,13 +15,19 @@ T_TYPED = "tests/cli/test_cli_generate.py::"
 T_SIGNED = "tests/cli/test_cli_generate_attested.py::"
 
 _CRASHED = T_RUN + "test_a_text_that_a_crash_cut_is_spent_and_its_batch_is_not_drawn_from_again"
+_PINNED = T_RUN + "test_a_log_is_for_one_adjacency_and_one_number_of_records_because_rho_under_two_has_no_sum"
 _SALTED = T_RUN + "test_another_salt_beside_the_same_log_is_refused_because_ids_would_be_fresh_units"
 
 GENERATED = (
     Mutant(
-        "an empty reference keeps its place", READ, '                yield one, text or ""\n',
-        "                if text:\n                    yield one, text\n",
+        "an empty reference keeps its place", READ, '                yield one, _told(row["text"])\n',
+        '                if row["text"]:\n                    yield one, _told(row["text"])\n',
         T_READ + "test_every_row_keeps_its_place_and_one_that_is_empty_or_null_is_a_null_reference",
+    ),
+    Mutant(
+        "what is no text is null", READ, 'isinstance(found, str) and _encodes(found) else ""',
+        "_encodes(str(found)) else str(1 / 0)",
+        T_READ + "test_what_is_no_text_is_a_null_reference_and_ends_the_run_for_nobody",
     ),
     Mutant(
         "a unit is an id under the salt", READ, "hmac.new(salt, one.encode(), hashlib.sha256).hexdigest()",
@@ -40,7 +47,8 @@ GENERATED = (
         T_READ + "test_every_reference_has_a_label_or_none_has",
     ),
     Mutant(
-        "the digest of references follows from labels too", READ, "sorted((one.id, one.label) for", "sorted((one.id, '') for",
+        "the digest of references follows from labels too", READ,
+        "sorted(((one.id, one.label) for", "sorted(((one.id, None) for",
         T_READ + "test_the_digest_follows_from_ids_and_labels",
     ),
     Mutant(
@@ -52,7 +60,7 @@ GENERATED = (
         "                for outcome, attestation in _judged(gate, part, now, withdrawn):\n",
         "                gate = Gate(policy.policy, registry, seen=Seen(), purpose=GENERATE)\n"
         "                for outcome, attestation in _judged(gate, part, now, withdrawn):\n",
-        T_SIGNED + "test_several_corpora_are_judged_as_one_so_that_no_content_comes_twice",
+        T_SIGNED + "test_several_corpora_are_judged_as_one_so_that_no_attestation_comes_twice",
     ),
     Mutant(
         "what limits its spending over all runs is left out", READ,
@@ -103,15 +111,69 @@ GENERATED = (
         "if (cost := made.tokens * made.nano_rho) > 2 * rule.max_rho_nano:",
         T_RUN + "test_the_numbers_of_a_signed_rule_are_those_of_the_plan_and_a_text_that_costs_more_is_refused",
     ),
-    Mutant("a log has one salt", PURSE, "elif pin(salt) not in known.parameters:", "elif False:", _SALTED),
+    Mutant("a log has one salt", PURSE, "elif not pinned(pin(salt), known):", "elif False:", _SALTED),
+    Mutant("a log has one adjacency", PURSE, "if not pinned(relation(plan.adjacency, plan.records), known):", "if False:",
+           _PINNED),
+    Mutant("a pin is a whole word", PLAN, 'in stated.parameters.split("; ")', "in stated.parameters", _PINNED),
     Mutant("a lost salt is not made anew", PURSE, "        if self.log.exists():\n            sentence",
            "        if False:\n            sentence", _SALTED),
     Mutant("a salt is for its owner alone", PURSE, "os.O_CREAT | os.O_EXCL, 0o600)", "os.O_CREAT | os.O_EXCL, 0o644)",
            T_RUN + "test_the_folder_tells_no_id_of_a_reference_and_the_salt_is_for_its_owner_alone"),
     Mutant(
-        "attested references stand in the log with what was signed", PURSE, "            if references.rule is not None:\n"
-        "                withdrawn", "            if False:\n                withdrawn",
+        "attested references stand in the log with what was signed", PURSE, "log.admit(references.attestations).refused",
+        "log.admit(references.attestations[:2]).refused",
         T_SIGNED + "test_the_whole_way_from_a_signature_to_what_an_auditor_finds_of_it",
+    ),
+    Mutant(
+        "who is not in the log makes no text", PURSE,
+        "        return references.leaving({account.hex(): str(error.code) for account, error in refused.items()})\n",
+        "        return references\n",
+        T_SIGNED + "test_one_contribution_that_the_log_refuses_is_left_out_and_the_others_make_texts",
+    ),
+    Mutant(
+        "who withdrew is not admitted", PURSE,
+        '        references = references.leaving({one.hex(): "WITHDRAWN" for one in log.state.withdrawn})\n', "",
+        T_SIGNED + "test_a_contribution_that_was_withdrawn_in_the_budget_log_makes_no_text_any_more",
+    ),
+    Mutant(
+        "a budget is for all classes of its policy", PURSE, "generation=references.rules)",
+        "generation=() if rule is None else (_rule_of(references),))",
+        T_SIGNED + "test_the_budget_of_a_policy_is_for_all_its_classes_that_generate",
+    ),
+    Mutant(
+        "a policy has one budget", ASKED, "return Purse.of(folder, self.budget or shared, self.budget_key)",
+        "return Purse.of(folder, self.budget, self.budget_key)",
+        T_SIGNED + "test_all_folders_of_a_policy_pay_from_one_budget_beside_it",
+    ),
+    Mutant(
+        "a withdrawal is entered before each text", RUN, "            self._before()\n", "",
+        T_SIGNED + "test_a_withdrawal_beside_the_budget_is_entered_before_the_next_text_of_a_run",
+    ),
+    Mutant(
+        "withdrawals beside the log are read", WITHDRAWING,
+        "        given += [(path, _given(path)) for path in self._lying()]\n", "",
+        T_SIGNED + "test_a_withdrawal_beside_the_budget_is_entered_before_the_next_text_of_a_run",
+    ),
+    Mutant(
+        "nobody withdraws for others", WITHDRAWING, "            self._require_entitled(path, one, leaf)\n", "",
+        T_SIGNED + "test_a_file_that_is_no_withdrawal_or_that_others_signed_is_passed_over_by_nobody",
+    ),
+    Mutant(
+        "a withdrawal that is nobody's here is told", WITHDRAWING, "                if path in self._files:\n",
+        "                if False:\n",
+        T_SIGNED + "test_a_withdrawal_of_a_contribution_that_is_not_here_is_told_where_it_was_given_by_name",
+    ),
+    Mutant(
+        "who is gone keeps a place", READ, "return replace(self, gone=tuple(", "return replace(self, gone=() and tuple(",
+        T_SIGNED + "test_a_batch_of_which_a_reference_is_gone_is_passed_over_and_no_other_changes",
+    ),
+    Mutant(
+        "and makes no text", POOL, "        if not self._gone.isdisjoint(one.id for one in batch):\n", "        if False:\n",
+        T_SIGNED + "test_a_batch_of_which_a_reference_is_gone_is_passed_over_and_no_other_changes",
+    ),
+    Mutant(
+        "more references are another run", READ, "        if not mine.items() <= there.items():\n", "        if False:\n",
+        T_SIGNED + "test_a_batch_of_which_a_reference_is_gone_is_passed_over_and_no_other_changes",
     ),
     Mutant(
         "a log has the rule that admitted its references", PURSE,

@@ -79,8 +79,8 @@ STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("there is content, and its hash is that of the opening", ("CONTENT_MISSING", "CONTENT_MISMATCH")),
     (
-        "the descriptor hash was not withdrawn; neither it nor the content hash was admitted before; the contributor, or the"
-        " person behind it, is below the cap",
+        "the descriptor hash was not withdrawn; neither it nor, to training, the content hash was admitted before; the"
+        " contributor, or the person behind it, is below the cap",
         ("WITHDRAWN", "REPLAYED", "DUPLICATE_CONTENT", "CONTRIBUTOR_CAP"),
     ),
 )  # fmt: skip

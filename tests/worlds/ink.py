@@ -53,6 +53,32 @@ def model(kind: str = "Llama", dtype: torch.dtype = torch.float32, scale: float 
     return made.eval()
 
 
+@cache
+def rotary(kind: str, scale: float = 8.0) -> Any:
+    """Returns a model whose rotary factors follow from the longest row of a call: ``longrope`` or ``dynamic``."""
+    from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
+
+    size = {
+        "vocab_size": 259, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "hidden_size": 32, "intermediate_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 4,
+    }  # fmt: skip
+    factors = {"short_factor": [1.0] * 4, "long_factor": [1.0, 4.0, 16.0, 64.0], "original_max_position_embeddings": 64}
+    long = {"rope_type": "longrope", "rope_theta": 10000.0, **factors}
+    dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    torch.manual_seed(5)
+    if kind == "longrope":
+        config = Phi3Config(**size, max_position_embeddings=512, original_max_position_embeddings=64, rope_parameters=long,
+                            sliding_window=None)  # fmt: skip
+        made: Any = Phi3ForCausalLM(config)
+    else:
+        made = LlamaForCausalLM(LlamaConfig(**size, max_position_embeddings=64, rope_parameters=dynamic))
+    with torch.no_grad():
+        for weight in made.parameters():
+            if weight.ndim == 2:
+                weight.mul_(scale)
+    return made.eval()
+
+
 @dataclass
 class Receipt:
     releases: int

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from attest.corpus import open_corpus
+from attest.keys import load_public_key
 from attest.policy import SignedPolicy
 from dptrain.cli.gate import _remember, _withdrawn
 from dptrain.cli.generate.shown import plan_text
-from dptrain.cli.inputs import read_registry, read_signed_policy
+from dptrain.cli.inputs import beside, read_registry, read_signed_policy
 from dptrain.cli.options import wrong_if
 from dptrain.cli.output import counting
 from dptrain.cli.results import Result, Told
@@ -22,6 +23,7 @@ from dptrain.inference.invisibleink.pool import Pool
 from dptrain.inference.invisibleink.references import References
 from dptrain.inference.invisibleink.run.figures import figures
 from dptrain.inference.invisibleink.run.purse import CONTRIBUTION, Purse, cap_of
+from dptrain.inference.invisibleink.run.withdrawing import Withdrawing
 from ledger.budget.log import BudgetLog
 from ledger.errors import AccountantError
 from ledger.storage.place import Place
@@ -36,7 +38,7 @@ _OWN: Final = {"epsilon": "--epsilon", "delta": "--delta", "batch": "--batch", "
 _NEEDED: Final = ("epsilon", "delta", "batch", "tokens")
 
 _ATTESTED: Final = {"class_name": "--class", "field": "--field", "owner_key": "--owner-key", "registry": "--registry",
-                    "ledger": "--ledger", "now": "--now"}  # fmt: skip
+                    "ledger": "--ledger", "withdrawal": "--withdrawal", "now": "--now"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Asked:
     owner_key: Path | None
     registry: Path | None
     ledger: str | None
+    withdrawal: list[Path] | None
     now: int | None
     json: bool
 
@@ -101,7 +104,7 @@ class Asked:
             wrong_if(self.labels not in (None, DATA_CLASS), f"attested references have one public label: --labels {DATA_CLASS}")
         else:
             wrong_if(bool(self.corpus), "a corpus of attested references goes with --policy; your own go with --references")
-            flags = [flag for name, flag in _ATTESTED.items() if getattr(self, name) is not None]
+            flags = [flag for name, flag in _ATTESTED.items() if getattr(self, name) not in (None, [])]
             wrong_if(flags, f"{' and '.join(flags)} goes with --policy")
             missing = [_OWN[name] for name in _NEEDED if getattr(self, name) is None]
             sentence = "none has a default: all are public, and chosen without looking at references"
@@ -202,8 +205,18 @@ class Asked:
         )  # fmt: skip
 
     def purse(self, folder: Path) -> Purse:
-        """Returns where the budget lies."""
-        return Purse.of(folder, self.budget, self.budget_key)
+        """Returns where the budget lies: that of attested references beside their policy, for all runs of it."""
+        shared = None if self.policy is None else self.policy.with_name(f"{self.policy.stem}.budget.db")
+        return Purse.of(folder, self.budget or shared, self.budget_key)
+
+    def withdrawing(self, log: BudgetLog, references: References) -> Withdrawing | None:
+        """Returns what enters withdrawals of attested references into a log. Raises: as `open_registry`."""
+        if self.signed is None:
+            return None
+        assert self.policy is not None
+        owner = load_public_key(beside(self.policy, self.owner_key, "owner.pub", "--owner-key"))
+        registry = read_registry(self.policy, self.registry, self.owner_key)
+        return Withdrawing(log, references, registry, owner, self.withdrawal or ())
 
 
 def planned(asked: Asked) -> Result:
@@ -212,24 +225,26 @@ def planned(asked: Asked) -> Result:
     plan, references, batches = asked.numbers, None, None
     _ = asked.prompts, asked.words  # what is wrong with them is told without references too
     purse = asked.purse(asked.out or Path())
-    known = asked.out is not None or asked.budget is not None
+    known = asked.out is not None or asked.budget is not None or asked.signed is not None
     if asked.references is not None or asked.signed is not None:
         salt = purse.salt(make=False) if known else bytes(32)
         references = asked.rows(salt)
         batches = asked.batches(references, salt)
-    there = known and purse.log.exists() and asked.signed is None
-    cap = _cap_there(purse.log) if there else cap_of(plan, references, asked.epsilon)
+    there = known and purse.log.exists()
+    cap = _cap_there(purse.log) if there and asked.signed is None else cap_of(plan, references, asked.epsilon)
     data: dict[str, Any] = figures(plan, batches=batches, cap_nano=cap, minibatch=asked.minibatch)
     if references is not None:
         data |= {"references": len(references), "refused": dict(references.refused), "cautions": asked.cautions(references)}
-        if there:
-            data["texts_left"] = _left(purse.log, asked, references, salt)
+        if there and (left := _left(purse.log, asked, references, salt)) is not None:
+            data["texts_left"] = left
     return Told(data, plan_text(data))
 
 
-def _left(path: Path, asked: Asked, references: References, salt: bytes) -> int:
-    """Returns how many texts a log holds that is there already."""
+def _left(path: Path, asked: Asked, references: References, salt: bytes) -> int | None:
+    """Returns how many texts a log holds that is there already; None where some reference is to be admitted to it first."""
     with BudgetLog.open(Place.of(path), read_only=True) as log:
+        if references.rule is not None and not all(log.account(one.unit) in log.state.admitted for one in references):
+            return None
         pool = Pool(references, asked.numbers, log, salt)
         return sum(pool.left(label) for label in pool.sizes if asked.label in (None, label))
 

@@ -24,7 +24,8 @@ def generate(
         file_option("FILE.jsonl", 'The owner\'s own references: rows {"id", "text"}; an empty or null text keeps its place.'),
     ] = None,
     epsilon: Annotated[
-        float | None, option("Epsilon of every reference over the whole run; the clip norm follows from it.", metavar="E")
+        float | None,
+        option("Epsilon of one text, and in a new budget of all texts of a reference; sets the clip norm.", metavar="E"),
     ] = None,
     delta: Annotated[float | None, option("Delta at which it holds: below one over the references.", metavar="D")] = None,
     batch: Annotated[int | None, option("References B of one text: public, empty ones included.", metavar="B")] = None,
@@ -63,7 +64,8 @@ def generate(
     partition: Annotated[str, option("How batches are formed; hash, of the ids, is the one way.", metavar="HOW")] = "hash",
     aggregation: Annotated[str, option("How references come together; mean is the one way.", metavar="HOW")] = "mean",
     budget: Annotated[
-        Path | None, option("Budget log that lies elsewhere and outlives the run; made if there is none.", metavar="LOG.db")
+        Path | None,
+        option("Budget log that lies elsewhere; default: in RUN, or beside POLICY, for all its runs.", metavar="LOG.db"),
     ] = None,
     budget_key: Annotated[
         Path | None, option("Private key of that log; default: beside it. Made with a new log.", metavar="KEY", dir_okay=False)
@@ -90,6 +92,9 @@ def generate(
         str | None,
         option("With --policy: refuse what was withdrawn in this ledger.", metavar="LEDGER", callback=checked),
     ] = None,
+    withdrawal: Annotated[
+        list[Path] | None, file_option("WITHDRAWAL", "With --policy: signed withdrawal, entered into the budget; repeat.")
+    ] = None,
     now: Annotated[int | None, moment("With --policy: moment of admission; default: now.")] = None,
     json: JsonFlag = False,
 ) -> Result:
@@ -102,7 +107,9 @@ def generate(
     the system; there is no seed.
 
     References are rows of your own (`--references`), or contributions that were signed for generation (`--policy`, `--class`):
-    then the gate admits them, and the numbers are those that their class was signed with.
+    then the gate admits them, and the numbers are those that their class was signed with. All runs of a policy pay from one
+    budget, POLICY.budget.db beside it. Signed withdrawals in POLICY.budget.db.withdrawals/ are entered before each text; who is
+    gone makes no text, and the run goes on with the others.
 
     First `--plan`, for the clip norm, the number of texts and the price. At the end RUN/export is for auditors: `dptrain ledger
     verify RUN/export --key RUN/budget.pub`. Ctrl-C ends it between two tokens, with exit code 130.

@@ -19,6 +19,7 @@ from dptrain.inference.invisibleink.pool import Pool
 from dptrain.inference.invisibleink.run import Made, Run, Setting
 from dptrain.inference.invisibleink.run.purse import CONTRIBUTION
 from dptrain.inference.invisibleink.run.run import PUBLIC, prepared
+from dptrain.inference.invisibleink.run.setting import going_on
 from dptrain.programs import quiet_libraries
 from dptrain.progress import progress_bar
 from ledger.budget.rho import NANO, epsilon_of_rho
@@ -44,11 +45,15 @@ def made(asked: Asked) -> Result:
 
     ink = InvisibleInk(model, tokenizer, task, plan, minibatch=asked.minibatch)
     with purse.open(plan, references, salt, epsilon=asked.epsilon) as log:
+        withdrawing = asked.withdrawing(log, references)
+        enter = _nothing if withdrawing is None else withdrawing.enter
+        enter()
+        references = going_on(folder, purse.admit(log, references))
         setting = Setting.of(
             task, plan, references, task_name=asked.task, model=named, words=asked.words,
             budget={"name": str(purse.log), "log_key": log.header.log_vkey},
         )  # fmt: skip
-        with Run(folder, setting, Pool(references, plan, log, salt), purse) as run, _signals() as signals:
+        with Run(folder, setting, Pool(references, plan, log, salt), purse, enter) as run, _signals() as signals:
             found = _texts(run, ink, asked, signals)
             export = None if found.stopped else run.finish()
         cap = log.header.cap(CONTRIBUTION) or 0
@@ -67,7 +72,9 @@ def made(asked: Asked) -> Result:
         "delta": plan.delta,
         "guarantee": ink.privacy,
         "references": len(references),
+        "gone": len(references.gone),
         "refused": dict(references.refused),
+        "budget": str(purse.log),
         "cautions": asked.cautions(references),
         "export": None if export is None else str(export),
         "key": str(folder / PUBLIC),
@@ -75,6 +82,10 @@ def made(asked: Asked) -> Result:
     }
     short = found.exhausted and (asked.texts is not None or asked.one or not found.texts)
     return Told(data, made_text(data), signals.code if found.stopped else int(short))
+
+
+def _nothing() -> int:
+    return 0
 
 
 def _texts(run: Run, ink: Any, asked: Asked, signals: "_Signals") -> Made:

@@ -60,6 +60,8 @@ def made_text(data: dict[str, Any]) -> Iterator[Shown]:
         yield f"{counted(data['lost'], 'text')} cut before the end: spent, and not there"
     if data["exhausted"]:
         yield "the budget holds no further text: what is spent does not come back"
+    if data["gone"]:
+        yield f"{counted(data['gone'], 'reference')} withdrawn or ended since the run began: their batches make no text"
     yield data["guarantee"]
     if _up(data["epsilon_cap"]) != _up(data["epsilon"]):
         yield f"over all texts of a reference: epsilon {_up(data['epsilon_cap'])}, which its budget never passes"

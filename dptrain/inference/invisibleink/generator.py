@@ -27,6 +27,10 @@ _PATIENCE: Final = 8
 _EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 """Fields of a model's configuration that say how many experts share its tokens."""
 
+_BY_LENGTH: Final = ("longrope", "su")
+"""Types of rotary positions whose factors follow from the longest row of a call; those with ``dynamic`` in their name keep them
+for calls that follow."""
+
 
 class Meter(Protocol):
     """Reserves tokens from a budget, and settles what was computed; `dptrain.inference.invisibleink.BudgetMeter` is one."""
@@ -67,7 +71,7 @@ class InvisibleInk:
 
     Raises:
         ConfigError: code MINIBATCH, RECHECK, or as `TokenSampler`; ATTENTION or EXPERTS, kernels whose shapes follow from
-            what is in the rows.
+            what is in the rows; ROTARY, positions whose factors follow from the longest row.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class InvisibleInk:
             raise ConfigError("RECHECK", f"rows are tested after a whole number of texts, from 1 on, got {recheck_every!r}")
         if minibatch != 1:  # a row by itself may take what kernels it likes
             _require_public_shapes(model.config.get_text_config())
+        _require_own_positions(model, alone=minibatch == 1)
         self.model, self.tokenizer, self.task, self.plan = model.eval(), tokenizer, task, plan
         self.minibatch, self.recheck_every = minibatch, recheck_every
         self._sampler = TokenSampler(seed=seed, unsafe_reproducible=unsafe_reproducible)
@@ -307,6 +312,28 @@ def _require_public_shapes(config: Any) -> None:
     if any((getattr(config, name, None) or 0) > 1 for name in _EXPERTS):
         sentence = "the model has experts, and what is in a reference decides how many tokens each of them takes"
         raise ConfigError("EXPERTS", f"{sentence}; use minibatch=1, which runs every row by itself")
+
+
+def _require_own_positions(model: Any, *, alone: bool) -> None:
+    """Refuses rotary factors that a call chooses by the largest position in it, which private lengths decide."""
+    config = model.config.get_text_config()
+    named = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
+    kinds = _words([*named, *(getattr(module, "rope_type", None) for module in model.modules())])
+    sentence = "the longest row of a call decides how the model places the tokens of all rows"
+    for kind in sorted(kinds):
+        if "dynamic" in kind:
+            raise ConfigError("ROTARY", f"{sentence} (rope type {kind!r}), and of later calls; use a model without it")
+        if kind in _BY_LENGTH and not alone:
+            raise ConfigError("ROTARY", f"{sentence} (rope type {kind!r}); use minibatch=1, which runs every row by itself")
+
+
+def _words(found: Any) -> set[str]:
+    """Returns the words within settings, those of each type of layer too."""
+    if isinstance(found, Mapping):
+        found = list(found.values())
+    if isinstance(found, (list, tuple)):
+        return {word for one in found for word in _words(one)}
+    return {found} if isinstance(found, str) else set()
 
 
 def _ends(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -23,9 +23,10 @@ SHALLOW: Final = 2
 def check_rows(model: Any, batch: int, length: int, tokens: int, *, minibatch: int | None = None, moves: bool = False) -> bool:
     """Changes the content and the length of each private row, and compares all other rows, bit by bit.
 
-    Guarantee: returns only where, at these shapes and over all tokens of a text, no other row had another bit.
+    Guarantee: returns only where, at these shapes and over all tokens of a text, no other row had another bit. One row becomes
+    the longest of all among rows of middle length and among rows of one token, over a whole text.
 
-    It looks at rows of its own making, at no reference. It takes the time of two texts and some 3 B + 2 prompts.
+    It looks at rows of its own making, at no reference. It takes the time of four texts and some 3 B + 4 prompts.
 
     Args:
         model: in evaluation. batch: B. length: of the prompts. tokens: T. minibatch: as `Forward`.
@@ -49,27 +50,41 @@ def check_rows(model: Any, batch: int, length: int, tokens: int, *, minibatch: i
         for number in range(max(1, steps - 1)):
             yield forward.step((7919 * number + 11) % vocabulary)
 
-    before: list[np.ndarray] = []
-    digests: list[list[bytes]] = []  # of the rows at each step: a vocabulary is large, and a text is long
-    for number, found in enumerate(logits(base, tokens)):
-        if not np.isfinite(found[0]).all():
-            raise NotPrivateUse("NOT_FINITE", f"public logits are not finite ({where}); use another type, float32 say")
-        if number < SHALLOW:
-            before.append(found)
-        digests.append(_digests(found))
+    def seen(rows: Rows, steps: int) -> tuple[list[np.ndarray], list[list[bytes]]]:
+        """Returns the first logits, and digests of the rows at each step: a vocabulary is large, and a text is long."""
+        first: list[np.ndarray] = []
+        digests = []
+        for number, found in enumerate(logits(rows, steps)):
+            if not np.isfinite(found[0]).all():
+                raise NotPrivateUse("NOT_FINITE", f"public logits are not finite ({where}); use another type, float32 say")
+            if number < SHALLOW:
+                first.append(found)
+            digests.append(_digests(found))
+        return first, digests
+
+    def compare(
+        rows: Rows, before: tuple[list[np.ndarray], list[list[bytes]]], place: int, kept: int, steps: int, among: str = ""
+    ) -> None:
+        """Changes one row to ``kept`` tokens of other content, and demands all others as they were."""
+        others = [row for row in range(batch + 1) if row != place]
+        what = f"row {place} was changed to {kept} tokens{among}"
+        for number, now in enumerate(logits(_changed(rows, place, kept, vocabulary), steps)):
+            if number < SHALLOW:
+                _require_equal(now[others], before[0][number][others], what, where)
+            elif [_digests(now)[row] for row in others] != [before[1][number][row] for row in others]:
+                raise _coupled(f"{what}, and another row moved at token {number + 1}", where)
+
+    told = seen(base, tokens)
+    before = told[0]
     if not all(map(_same, logits(base, SHALLOW), before)):
         raise NotPrivateUse("UNSTEADY", f"the same rows gave other logits ({where}); make the kernels deterministic")
     for place in range(1, batch + 1):
-        others = [row for row in range(batch + 1) if row != place]
         for kept in sorted({1, int(base.mask[place].sum()), length - 1}):
-            what = f"row {place} was changed to {kept} tokens"
-            depth = tokens if place == 1 and kept == length - 1 else SHALLOW
-            changed = logits(_changed(base, place, kept, vocabulary), depth)
-            for number, now in enumerate(changed):
-                if number < SHALLOW:
-                    _require_equal(now[others], before[number][others], what, where)
-                elif [_digests(now)[row] for row in others] != [digests[number][row] for row in others]:
-                    raise _coupled(f"{what}, and another row moved at token {number + 1}", where)
+            compare(base, told, place, kept, tokens if place == 1 and kept == length - 1 else SHALLOW)
+    # What a call takes from its longest row, a table of rotary factors say, is the same for all rows of middle length.
+    short, long = (_kept(base, kept) for kept in (1, length - 1))
+    compare(short, seen(short, tokens), 1, length - 1, tokens, " among rows of one token")
+    compare(long, seen(long, SHALLOW), 1, 1, SHALLOW, f" among rows of {length - 1}")
     if moves and batch > 1:
         order = [0, *range(batch, 0, -1)]
         moved = logits(Rows(base.ids[order], base.mask[order], ()), SHALLOW)
@@ -107,6 +122,13 @@ def _rows(batch: int, length: int, vocabulary: int) -> Rows:
     for place in range(batch + 1):
         mask[place, length - least - (5 * place) % max(1, length // 3) :] = 1
     return Rows(ids, mask, ())
+
+
+def _kept(rows: Rows, kept: int) -> Rows:
+    """Returns rows of ``kept`` tokens each."""
+    mask = torch.zeros_like(rows.mask)
+    mask[:, rows.ids.shape[1] - kept :] = 1
+    return Rows(rows.ids, mask, ())
 
 
 def _changed(rows: Rows, place: int, kept: int, vocabulary: int) -> Rows:

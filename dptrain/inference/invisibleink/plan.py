@@ -117,7 +117,7 @@ class Plan:
     def mechanism(self) -> str:
         """Name of the mechanism for a log: the law and its exact parameters."""
         top = "all" if self.k is None else self.k
-        who = f"{self.adjacency} records={self.records}"
+        who = relation(self.adjacency, self.records)
         return f"{NAME} B={self.batch} C={self.clip!r} tau={self.tau!r} k={top} T={self.tokens} {who}"
 
     @property
@@ -135,16 +135,29 @@ class Plan:
         return self.sentence
 
 
-def mechanism(salt: bytes | None = None) -> Mechanism:
+def mechanism(salt: bytes | None = None, *, adjacency: str = "zero-out", records: int = 1) -> Mechanism:
     """Returns what the header of a budget log says of this mechanism: each request sets its rho.
 
     Args:
         salt: by which ids of references become the units that pay (`References.read`); the header pins its SHA-256, so that
             no other salt makes units that have spent nothing yet.
+        adjacency, records: between what all charges of the log hold; they are pinned too, for rho under two of them has no sum.
     """
-    words = "InvisibleInk: a token drawn by the exponential mechanism from public logits moved by clipped differences"
-    pinned = "" if salt is None else f"; {pin(salt)}"
-    return Mechanism(NAME, 1, True, f"{words}{pinned}")
+    words = ["InvisibleInk: exponential mechanism over public logits moved by clipped differences"]
+    words.append(relation(adjacency, records))
+    if salt is not None:
+        words.append(pin(salt))
+    return Mechanism(NAME, 1, True, "; ".join(words))
+
+
+def relation(adjacency: str, records: int) -> str:
+    """Returns the words that pin in a header between what its charges hold."""
+    return f"{adjacency} records={records}"
+
+
+def pinned(words: str, stated: Mechanism) -> bool:
+    """Tells whether the header of a log pins exactly these words."""
+    return words in stated.parameters.split("; ")
 
 
 def pin(salt: bytes) -> str:

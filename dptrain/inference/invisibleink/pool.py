@@ -23,7 +23,7 @@ class Pool:
     """Takes batches in turn; threads share it, and processes may share its log.
 
     Guarantee: which batch comes next follows from ids, labels, salt and the log, all of them public to who holds the log; no
-    payload decides it. A batch of which one contribution cannot pay for T tokens is passed over, whole.
+    payload decides it. A batch of which one contribution cannot pay for T tokens, or is gone, is passed over, whole.
 
     Args:
         references: all of the run. plan: the numbers. log: pays. salt: as `References.batches`.
@@ -35,6 +35,7 @@ class Pool:
     def __init__(self, references: References, plan: Plan, log: BudgetLog, salt: bytes) -> None:
         self.references, self.plan, self.log = references, plan, log
         self._batches = references.batches(plan.batch, salt)
+        self._gone = frozenset(one.id for one in references.gone)
         self._next = dict.fromkeys(self._batches, 0)
         self._lock = threading.Lock()
 
@@ -115,6 +116,8 @@ class Pool:
         return None
 
     def _texts(self, batch: Batch) -> int:
+        if not self._gone.isdisjoint(one.id for one in batch):
+            return 0
         now, state = machine_time(), self.log.state
         each = (state.left(one.unit.kind, self.log.account(one.unit), now=now) for one in batch)
         least = min((left for left in each if left is not None), default=None)

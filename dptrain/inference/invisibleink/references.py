@@ -14,7 +14,7 @@ import io
 import json
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,7 @@ from attest.policy import ClassRule, SignedPolicy
 from attest.registry import Registry
 from dptrain.errors import ConfigError, ContentChanged
 from dptrain.inference.invisibleink.partition import SALT_SIZE, batches, batches_by_label
-from ledger.budget import Unit
+from ledger.budget import GenerationRule, Unit
 
 MOST_ROW: Final = 1 << 24
 """Bytes of a row."""
@@ -64,14 +64,19 @@ class References:
     Attributes:
         rows: in order. rule: the class by whose signed rule they were admitted, None for the owner's own.
         policy: SHA-256 of the signed policy, likewise. attestations: of each row, likewise.
+        rules: what a header of a log says of all classes of the policy that generate.
         refused: how many contributions the gate, or this, left out, by reason.
+        gone: references that a run had when it began, and that were withdrawn or have ended since. They keep their places in
+            batches, and such a batch makes no text.
     """
 
     rows: tuple[Reference, ...]
     rule: ClassRule | None = None
     policy: bytes | None = None
     attestations: tuple[Attestation, ...] = field(default=(), repr=False)
+    rules: tuple[GenerationRule, ...] = ()
     refused: Mapping[str, int] = field(default_factory=dict)
+    gone: tuple[Reference, ...] = ()
 
     @classmethod
     def read(
@@ -154,7 +159,35 @@ class References:
         if not rows:
             told = ", ".join(f"{count} {code}" for code, count in sorted(refused.items())) or "nothing was refused"
             raise ConfigError("REFERENCES", f"no contribution of class {class_name} was admitted to generation ({told})")
-        return cls(tuple(rows), rule, policy.digest, tuple(attestations), dict(refused))
+        every = (one for one in policy.policy.classes if one.generation is not None and one.max_epsilon_total_micro is None)
+        rules = tuple(GenerationRule.of(policy, one.name) for one in every)
+        return cls(tuple(rows), rule, policy.digest, tuple(attestations), rules, dict(refused))
+
+    def leaving(self, left_out: Mapping[str, str]) -> "References":
+        """Returns these without some attested ones: code of the reason by id.
+
+        Raises:
+            ConfigError: code REFERENCES, none is left.
+        """
+        kept = [(one, signed) for one, signed in zip(self.rows, self.attestations, strict=True) if one.id not in left_out]
+        refused = Counter(self.refused) + Counter(left_out[one.id] for one in self.rows if one.id in left_out)
+        if not kept:
+            told = ", ".join(f"{count} {code}" for code, count in sorted(refused.items()))
+            raise ConfigError("REFERENCES", f"no contribution is left that may make texts ({told})")
+        rows, attestations = zip(*kept, strict=True)
+        return replace(self, rows=tuple(rows), attestations=tuple(attestations), refused=dict(refused))
+
+    def since(self, began: Iterable[tuple[str, str | None]]) -> "References":
+        """Returns these in a run that began with so many: what is not there any more is `gone`, and keeps its place.
+
+        Args:
+            began: id and label of each. Where one of these is not among them, nothing is changed: it is another run.
+        """
+        there, mine = dict(began), {one.id: one.label for one in self.rows}
+        if not mine.items() <= there.items():
+            return self
+        missing = sorted(there.keys() - mine.keys())
+        return replace(self, gone=tuple(Reference(one, "", Unit("contribution", one), there[one]) for one in missing))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -165,13 +198,17 @@ class References:
     @cached_property
     def digest(self) -> str:
         """SHA-256, in hex, of what is public of the references: ids and labels. Two sets with one digest make one run."""
-        listed = sorted((one.id, one.label) for one in self.rows)
-        return hashlib.sha256(json.dumps(listed, ensure_ascii=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.listed, ensure_ascii=True).encode()).hexdigest()
+
+    @property
+    def listed(self) -> list[tuple[str, str | None]]:
+        """Id and label of each, those that are gone too, in order."""
+        return sorted(((one.id, one.label) for one in (*self.rows, *self.gone)), key=lambda one: one[0])
 
     @property
     def labels(self) -> tuple[str | None, ...]:
         """Labels in order; None alone where there are none."""
-        return tuple(sorted({one.label for one in self.rows}, key=lambda one: one or ""))
+        return tuple(sorted({one.label for one in (*self.rows, *self.gone)}, key=lambda one: one or ""))
 
     def batches(self, batch: int, salt: bytes) -> dict[str | None, list[tuple[Reference, ...]]]:
         """Returns disjoint batches of B references, by label, in an order that ids and salt decide (`partition`).
@@ -179,13 +216,13 @@ class References:
         Raises:
             ConfigError: as `partition.batches`; code BATCH too where no label has B references.
         """
-        by_id = {one.id: one for one in self.rows}
-        if all(one.label is None for one in self.rows):
+        by_id = {one.id: one for one in (*self.rows, *self.gone)}
+        if all(one.label is None for one in by_id.values()):
             made: dict[str | None, list[tuple[str, ...]]] = {None: batches(list(by_id), batch, salt=salt)}
         else:
-            made = {**batches_by_label({one.id: one.label or "" for one in self.rows}, batch, salt=salt)}
+            made = {**batches_by_label({one.id: one.label or "" for one in by_id.values()}, batch, salt=salt)}
         if not any(made.values()):
-            most = max(Counter(one.label for one in self.rows).values())
+            most = max(Counter(one.label for one in by_id.values()).values())
             raise ConfigError("BATCH", f"a batch has {batch} references, and no label has more than {most}; lower B")
         return {label: [tuple(by_id[one] for one in ids) for ids in found] for label, found in made.items()}
 
@@ -283,17 +320,17 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
                 if not line.strip():
                     continue
                 row = _object(line, path, number, "REFERENCES", _ROW)
-                one, text = row.get("id"), row.get("text", 0)
+                one = row.get("id")
                 if not isinstance(one, str) or not one or not _encodes(one):
                     raise ConfigError("REFERENCES", f"{path}, line {number}: its id is no text, or empty; give every row one")
-                if not (text is None or isinstance(text, str)) or not _encodes(text or ""):
-                    sentence = f"{path}, line {number}: its text is missing, or no text"
+                if "text" not in row:
+                    sentence = f"{path}, line {number} has no text"
                     raise ConfigError("REFERENCES", f"{sentence}; write null, or an empty one, for a reference that is null")
                 if one in lines:
                     sentence = f"{path}, lines {lines[one]} and {number} have one id"
                     raise ConfigError("RECORD_ID", f"{sentence}; every record has an id of its own, under which it pays")
                 lines[one] = number
-                yield one, text or ""
+                yield one, _told(row["text"])
     except OSError as error:
         raise FileRefused("FILE", f"cannot read the references {str(path)!r}: {error.strerror or error}") from error
 
@@ -330,6 +367,12 @@ def _encodes(text: str) -> bool:
     return True
 
 
+def _told(found: Any) -> str:
+    """Returns a text as it is, and what is none as a null reference: an error would tell of one payload, and end the run for
+    all."""
+    return found if isinstance(found, str) and _encodes(found) else ""
+
+
 def _judged(
     gate: Gate, corpus: Iterable[Item], now: int, withdrawn: Set[bytes]
 ) -> Iterator[tuple[Any, Attestation | None]]:
@@ -356,14 +399,13 @@ def _unchanged(content: bytes, outcome: Admitted) -> bytes:
 
 
 def _text_of(content: bytes, field: str | None) -> str:
-    """Returns the text of a contribution: a file as it is, a row of JSONL by a field. What is no text is null, for an error
-    would tell of one payload, and end the run for all."""
+    """Returns the text of a contribution: a file as it is, a row of JSONL by a field. What is no text is null."""
     try:
         text = content.decode("utf-8")
         if field is not None:
             found = json.loads(text)
             found = found.get(field) if isinstance(found, dict) else found
-            text = found if isinstance(found, str) and _encodes(found) else ""
+            text = _told(found)
     except (ValueError, RecursionError):
         return ""
     return text

@@ -17,6 +17,9 @@ from dptrain.inference.invisibleink.tasks import Task
 MULTIPLE: Final = 16
 """Lengths are multiples of this, so that labels of different length share a shape."""
 
+CHARACTERS: Final = 32
+"""Characters of a reference that are looked at, for each of its tokens: far more than a token has."""
+
 
 @dataclass(frozen=True, repr=False)
 class Rows:
@@ -38,6 +41,8 @@ class Prompts:
     from task and labels, and the row of a reference from these and that reference. A null reference has the public row.
 
     A reference is cut on its own side, before it goes into the prompt, so that instructions and the chat template stay whole.
+    Of one that is longer, the tokenizer sees a public number of characters: how long it takes over a reference still follows
+    from what stands in it, up to that bound.
     """
 
     def __init__(self, tokenizer: Any, task: Task, labels: Mapping[str, str] | None = None) -> None:
@@ -71,7 +76,7 @@ class Prompts:
         """Returns the ids of a prompt, with as much of the reference as there is room for."""
         if not reference:
             return self._templated(self._task.render(None, self._labels))
-        cut = self._plain(reference)[: self._task.reference_tokens]
+        cut = self._plain(reference[: CHARACTERS * self._task.reference_tokens])[: self._task.reference_tokens]
         while True:
             text = self._tokenizer.decode(cut) if cut else ""
             found = self._templated(self._task.render(text, self._labels) if text else self._task.frame(self._labels))

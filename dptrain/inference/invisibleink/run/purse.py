@@ -17,10 +17,11 @@ from attest.fixed_point import MICRO, PICO
 from attest.keys import generate, load_private_key, save_private_key
 from dptrain.errors import ConfigError, ResumeRefused
 from dptrain.inference.invisibleink.partition import SALT_SIZE, fresh_salt
-from dptrain.inference.invisibleink.plan import NAME, Plan, mechanism, pin
+from dptrain.inference.invisibleink.plan import NAME, Plan, mechanism, pin, pinned, relation
 from dptrain.inference.invisibleink.references import References
 from ledger.budget import GenerationRule
 from ledger.budget.export import export_budget
+from ledger.budget.leaves import Mechanism
 from ledger.budget.log import BudgetLog, BudgetSpec
 from ledger.budget.rho import NANO, cap_nano, epsilon_of_rho
 from ledger.note import NoteSigner
@@ -34,7 +35,8 @@ class Purse:
     """Names the files of a budget: the log, its key, and the salt beside it.
 
     Guarantee: a log of the owner's own references is opened with the salt that its header pins, and with no other, so that no
-    reference gets a second budget in it; attested references stand in the log, with what was signed, before any of them pays.
+    reference gets a second budget in it, and under the adjacency and the number of records that its header pins; attested
+    references stand in the log, with what was signed, before any of them pays.
 
     Attributes:
         log: the file of the log. key: private; the public one lies beside it (.pub).
@@ -94,30 +96,44 @@ class Purse:
         return salt
 
     def open(self, plan: Plan, references: References, salt: bytes, *, epsilon: float | None = None) -> BudgetLog:
-        """Opens the log, or creates it for this plan; attested references are admitted to it, each with what was signed.
+        """Opens the log, or creates it for this plan; with attested references it is for all classes of their policy.
 
         Args:
             epsilon: cap of each contribution, at the plan's delta; None where a signed rule has it.
 
         Raises:
             ResumeRefused: code SALT, the log was made for another salt. ConfigError: code BUDGET, it has no cap for
-                contributions, or no such mechanism, or not the rule that admitted these, or the key is not its own.
+                contributions, or no such mechanism, or was made for another adjacency or number of records, or has not the rule
+                that admitted these, or the key is not its own.
                 KeyRefused: that cannot be read. Else as `BudgetLog.open`.
         """
         made = not self.log.exists()
         log = self._create(plan, references, salt, epsilon) if made else BudgetLog.open(Place.of(self.log))
         try:
             if not made:
-                self._require(log, references, salt)
+                self._require(log, plan, references, salt)
                 self._signer(log)  # nothing is paid where it could not be signed at the end
-            if references.rule is not None:
-                withdrawn = log.state.withdrawn
-                pairs = zip(references, references.attestations, strict=True)
-                log.admit([signed for one, signed in pairs if log.account(one.unit) not in withdrawn])
         except BaseException:
             log.close()
             raise
         return log
+
+    def admit(self, log: BudgetLog, references: References) -> References:
+        """Admits attested references to a log, each with what was signed, and returns those that may pay in it; the owner's own
+        as they are.
+
+        Guarantee: none that was withdrawn in the log is admitted or returned, and each that is returned stands in the log.
+        Whom the log refuses is left out, by reason, and nobody else with it.
+
+        Raises:
+            ConfigError: code REFERENCES, none is left. Else as `BudgetLog.admit`.
+        """
+        if references.rule is None:
+            return references
+        log.refresh()
+        references = references.leaving({one.hex(): "WITHDRAWN" for one in log.state.withdrawn})
+        refused = log.admit(references.attestations).refused
+        return references.leaving({account.hex(): str(error.code) for account, error in refused.items()})
 
     def close(self, log: BudgetLog, directory: Path) -> None:
         """Signs what the log holds, and writes an export of it in place of an earlier one.
@@ -144,14 +160,14 @@ class Purse:
                 raise ConfigError("EPSILON", "a new budget has a cap: give its epsilon")
             cap = math.floor(epsilon * MICRO)
         else:
-            cap = math.ceil(epsilon_of_rho(rule.max_rho_nano / NANO, delta / PICO) * MICRO) + 1
+            most = max(one.max_rho_nano for one in references.rules)
+            cap = math.ceil(epsilon_of_rho(most / NANO, delta / PICO) * MICRO) + 1
         if not self.key.exists():
             save_private_key(self.key, generate(), None)
         signer = NoteSigner(f"generate/{secrets.token_hex(8)}", load_private_key(self.key))
         # A contribution that pays for one text has reached every threshold: nobody is told of each.
-        caps, mechanisms = {CONTRIBUTION: (cap, delta)}, [mechanism(salt if rule is None else None)]
-        generation = () if rule is None else (_rule_of(references),)
-        spec = BudgetSpec(caps=caps, mechanisms=mechanisms, thresholds=(), generation=generation)
+        caps, mechanisms = {CONTRIBUTION: (cap, delta)}, [_mechanism(plan, salt if rule is None else None)]
+        spec = BudgetSpec(caps=caps, mechanisms=mechanisms, thresholds=(), generation=references.rules)
         log = BudgetLog.create(Place.of(self.log), spec, signer)
         atomic_write(self.public, f"{signer.vkey}\n".encode())
         return log
@@ -164,19 +180,24 @@ class Purse:
             raise ConfigError("BUDGET", f"{self.key} is not the key of {self.log}; name that one (--budget-key)")
         return found
 
-    def _require(self, log: BudgetLog, references: References, salt: bytes) -> None:
+    def _require(self, log: BudgetLog, plan: Plan, references: References, salt: bytes) -> None:
         known = log.header.mechanism(NAME)
         if known is None or log.header.cap(CONTRIBUTION) is None:
             lacks = "no cap for contributions" if known is not None else f"no mechanism {NAME}"
             raise ConfigError("BUDGET", f"{self.log} has {lacks}; name a log that 'dptrain generate' made, or a new file")
+        if not pinned(relation(plan.adjacency, plan.records), known):
+            sentence = f"{self.log} was not made for --adjacency {plan.adjacency} --records {plan.records}"
+            raise ConfigError("BUDGET", f"{sentence} (its header: {known.parameters:.300}); what it spent has no sum with that")
         if references.rule is not None:
             if _rule_of(references) not in log.header.generation:
                 sentence = f"{self.log} does not have the generation rule of class {references.rule.name} of this policy"
-                raise ConfigError("BUDGET", f"{sentence}; a rule stands in the header of a log: begin another log")
+                how = "a rule stands in the header of a log, so another policy needs a log of its own (--budget)"
+                told = "which knows nothing of what was spent here: that these contributions spend in one alone is your word"
+                raise ConfigError("BUDGET", f"{sentence}; {how}, {told}")
         elif log.header.generation:
             sentence = f"{self.log} is for contributions that were signed for generation"
             raise ConfigError("BUDGET", f"{sentence}, and your own were not; begin another log for them")
-        elif pin(salt) not in known.parameters:
+        elif not pinned(pin(salt), known):
             sentence = f"{self.log} was made for another salt than {self.salt_file} holds, or for none"
             raise ResumeRefused("SALT", f"{sentence}: ids would be units that have spent nothing; restore that salt")
 
@@ -189,12 +210,14 @@ def cap_of(plan: Plan, references: References | None, epsilon: float | None) -> 
     return cap_nano(math.floor((epsilon or 0.0) * MICRO), math.floor(plan.delta * PICO))
 
 
+def _mechanism(plan: Plan, salt: bytes | None) -> Mechanism:
+    return mechanism(salt, adjacency=plan.adjacency, records=plan.records)
+
+
 def _rule_of(references: References) -> GenerationRule:
     """Returns what a header says of the rule by which references were admitted."""
-    assert references.rule is not None and references.rule.generation is not None and references.policy is not None
-    rule = references.rule.generation
-    numbers = rule.references, rule.clip_norm_micro, rule.temperature_micro, rule.tokens, rule.top_k, rule.max_rho_nano
-    return GenerationRule(references.policy, references.rule.name, *numbers)
+    assert references.rule is not None
+    return next(one for one in references.rules if one.name == references.rule.name)
 
 
 def _remove(directory: Path) -> None:

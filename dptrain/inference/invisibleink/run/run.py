@@ -11,7 +11,7 @@ from attest.files import atomic_write
 from dptrain.errors import ConfigError, NotPrivateUse, ResumeRefused
 from dptrain.inference.invisibleink.pool import Pool
 from dptrain.inference.invisibleink.run.purse import Purse
-from dptrain.inference.invisibleink.run.setting import FILE, Setting
+from dptrain.inference.invisibleink.run.setting import FILE, Setting, keep_references
 from dptrain.inference.invisibleink.run.texts import Text, Texts
 from ledger import layout
 from ledger.budget.log import BudgetLog
@@ -57,15 +57,22 @@ class Run:
         texts: what is there. pool: gives out batches. log: pays.
     """
 
-    def __init__(self, folder: Path, setting: Setting, pool: Pool, purse: Purse) -> None:
-        """Raises ResumeRefused: as `Setting.keep`, and `Texts`; code RUN_OPEN, another process has the folder open."""
-        self.folder, self.pool, self._purse = folder, pool, purse
+    def __init__(
+        self, folder: Path, setting: Setting, pool: Pool, purse: Purse, before: Callable[[], object] = lambda: None
+    ) -> None:
+        """Args: before: called before each text is paid for; it enters withdrawals.
+
+        Raises:
+            ResumeRefused: as `Setting.keep`, and `Texts`; code RUN_OPEN, another process has the folder open.
+        """
+        self.folder, self.pool, self._purse, self._before = folder, pool, purse, before
         self._alone: AbstractContextManager[bool] = only_one(folder / ".lock")
         if not self._alone.__enter__():
             self._alone.__exit__(None, None, None)
             raise ResumeRefused("RUN_OPEN", f"another process makes texts in {folder}; wait for it, or take another folder")
         try:
             setting.keep(folder)
+            keep_references(folder, pool.references)
             self.texts = Texts(folder)
         except BaseException:
             self._alone.__exit__(None, None, None)
@@ -108,6 +115,7 @@ class Run:
         for each in self._turns(sizes, exhausted):
             if self.texts.whole >= wanted or (stopped := stop()):
                 break
+            self._before()
             try:
                 stream = self._begun(ink, each, given[each])
             except BudgetExhausted:

@@ -12,9 +12,11 @@ from dptrain.inference.invisibleink.references import References
 from dptrain.inference.invisibleink.tasks import Task
 
 FILE: Final = "run.json"
+LIST: Final = "references.json"
 FORMAT: Final = "dptrain.generation/1"
 
 _MOST: Final = 1 << 20
+_MOST_LISTED: Final = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Setting:
             {"name": task_name, "sha256": task.digest},
             model,
             dict(words or {}),
-            {"count": len(references), "ids_sha256": references.digest, **whose},
+            {"count": len(references) + len(references.gone), "ids_sha256": references.digest, **whose},
             numbers,
             budget,
         )
@@ -77,10 +79,39 @@ class Setting:
                 raise ValueError(found["format"])
         except (ValueError, KeyError, TypeError) as error:
             raise ResumeRefused("RUN_FILE", f"{path} is no file of a run, or of another version; take another --out") from error
+        attested = "policy_sha256" in self.references
+        shared = f"; the budget {self.budget.get('name')} pays for that too" if attested else ""
         for name, mine in json.loads(json.dumps(asdict(self))).items():
             there = found.get(name)
             if _unnamed(there) != _unnamed(mine):
-                raise ResumeRefused(f"RUN_{name.upper()}", f"{path} has {name} {_told(there, mine)}; {_HOW}")
+                raise ResumeRefused(f"RUN_{name.upper()}", f"{path} has {name} {_told(there, mine)}; {_HOW}{shared}")
+
+
+def keep_references(folder: Path, references: References) -> None:
+    """Writes the ids and labels with which a run of attested references begins: digests, which its log has too."""
+    path = folder / LIST
+    if references.rule is not None and not path.exists():
+        data = json.dumps({"format": FORMAT, "references": references.listed}, ensure_ascii=True)
+        atomic_write(path, f"{data}\n".encode())
+
+
+def going_on(folder: Path, references: References) -> References:
+    """Returns the references with which a run goes on: attested ones that were withdrawn, or have ended since it began, are
+    gone, and the batches are what they were. That the list is the one of the run its digest in run.json says.
+
+    Raises:
+        ResumeRefused: code RUN_FILE, the list of the run is none.
+    """
+    path = folder / LIST
+    if references.rule is None or not path.exists() or not (folder / FILE).exists():
+        return references
+    try:
+        found = json.loads(read_limited(path, _MOST_LISTED, "list of references"))["references"]
+        if not all(isinstance(one, str) and isinstance(label, str | None) for one, label in found):
+            raise ValueError(found)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ResumeRefused("RUN_FILE", f"{path} is no list of references of a run; restore it") from error
+    return references.since((one, label) for one, label in found)
 
 
 _HOW: Final = "go on with what the run began with, or begin another in a folder of its own"
