@@ -301,6 +301,10 @@ SERVING = (
         T_SOURCES + "test_another_salt_gives_nobody_a_new_budget",
     ),
     Mutant(
+        "a log holds charges between one kind of neighbours", SOURCES, '    if not pinned(relation("zero-out", 1), stated):',
+        "    if False:", T_SOURCES + "test_a_log_of_charges_between_other_neighbours_is_none_for_these",
+    ),
+    Mutant(
         "a salt is nobody else's to read", SOURCES, "atomic_write(path, fresh_salt(), mode=0o600)",
         "atomic_write(path, fresh_salt())",
         T_SOURCES + "test_init_makes_a_salt_that_nobody_else_reads_and_a_log_that_knows_it",

@@ -21,7 +21,7 @@ from attest.registry import open_registry
 from attest.withdrawal import verify_entitled_withdrawal
 from dptrain.errors import ConfigError
 from dptrain.inference.invisibleink.partition import SALT_SIZE, fresh_salt
-from dptrain.inference.invisibleink.plan import NAME, Plan, mechanism
+from dptrain.inference.invisibleink.plan import NAME, Plan, mechanism, pinned, relation
 from dptrain.inference.invisibleink.references import References
 from dptrain.inference.invisibleink.tasks import Task
 from dptrain.serve.config import Attested, FromReferences, ServeConfig
@@ -236,8 +236,9 @@ def require_header(config: ServeConfig, header: Header) -> None:
     """Holds the header of a log against the file.
 
     Raises:
-        ConfigError: code MECHANISM, the log is for no texts from references; SALT, it was made with another salt; RULE, it has
-            other signed rules than the policies of the file, or rules where the file has references of the owner's own.
+        ConfigError: code MECHANISM, the log is for no texts from references, or for other neighbours; SALT, it was made with
+            another salt; RULE, it has other signed rules than the policies of the file, or rules where the file has references
+            of the owner's own.
     """
     asked, stated = mechanism_of(config), header.mechanism(NAME)
     if asked is None:
@@ -250,6 +251,9 @@ def require_header(config: ServeConfig, header: Header) -> None:
     if stated is None:
         sentence = f"the budget log has no mechanism {asked.name}, by which texts from references are paid"
         raise ConfigError("MECHANISM", f"{sentence}; it was made before there were generations: begin another log")
+    if not pinned(relation("zero-out", 1), stated):
+        sentence = "the budget log was not made for charges between one reference and none (zero-out, one record)"
+        raise ConfigError("MECHANISM", f"{sentence}, and charges of two kinds have no sum; begin another log")
     named = any(each.attested is None for each in config.generations.values())
     if named and stated.parameters not in (asked.parameters, mechanism().parameters):
         sentence = "the budget log names references under another salt, and each would have a new budget"
