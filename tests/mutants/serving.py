@@ -274,7 +274,8 @@ SERVING = (
         T_AGAIN + "test_withdrawals_beside_the_log_count_too",
     ),
     Mutant(
-        "a withdrawal counts whatever the gate says", SOURCES, "    known |= _attested(", "    _attested(",
+        "a withdrawal counts whatever the gate says", SOURCES, "    leaves = _leaves(log, ",
+        "    leaves = _leaves(log, set() and ",
         T_AGAIN + "test_a_withdrawal_counts_though_the_gate_does_not_take_the_contribution_any_more",
     ),
     Mutant(

@@ -5,19 +5,18 @@ reservation to it. References of the owner's own are named in the log by their i
 log's header: with another salt each of them would have a new budget.
 """
 
-import hashlib
 import stat
 import time
 from collections.abc import Set
 from contextlib import suppress
 
 from attest.corpus import open_corpus
-from attest.descriptor import ContributionDescriptor
+from attest.descriptor import SignedDescriptor
 from attest.errors import AttestError, FileRefused
 from attest.files import atomic_write, read_limited
 from attest.keys import load_public_key
 from attest.policy import ClassRule, open_policy
-from attest.registry import open_registry
+from attest.registry import Contributor, open_registry
 from attest.withdrawal import verify_entitled_withdrawal
 from dptrain.errors import ConfigError
 from dptrain.inference.invisibleink.partition import SALT_SIZE, fresh_salt
@@ -25,8 +24,11 @@ from dptrain.inference.invisibleink.plan import NAME, Plan, mechanism, pinned, r
 from dptrain.inference.invisibleink.references import References
 from dptrain.inference.invisibleink.tasks import Task
 from dptrain.serve.config import Attested, FromReferences, ServeConfig
+from ledger.audit.attested import Known
 from ledger.audit.withdrawals import GivenWithdrawal, read_withdrawals
 from ledger.budget import GenerationRule, Header, Mechanism
+from ledger.budget.audit import holder_of, may_withdraw
+from ledger.budget.leaves import Reference, decode_leaf
 from ledger.budget.log import BudgetLog
 from ledger.errors import LedgerError
 
@@ -115,12 +117,19 @@ def withdrawn_of(table: FromReferences, references: References, log: BudgetLog) 
     signed, registry = open_policy(given.policy, owner), open_registry(given.registry, owner)
     known = {one.digest(): one for one in (each.opened() for each in references.attestations)}
     here = {digest for digest, each in log.state.admitted.items() if each.rule == given.class_}
-    known |= _attested(given, {item.withdrawal.descriptor_hash for item in items} & here - known.keys())
+    leaves = _leaves(log, {item.withdrawal.descriptor_hash for item in items} & here - known.keys())
+    keys = Known.of(registry)
     who = {"owner": signed.owner, "owner_key": owner, "corpus": signed.policy.corpus, "descriptors": known}
     for item in items:
         owners = item.issuer == signed.owner and item.withdrawal.corpus == signed.policy.corpus
         if not owners and item.withdrawal.descriptor_hash not in known.keys() | here:
             continue  # of another class or corpus, or of a contribution that makes no text anyway
+        if (leaf := leaves.get(item.withdrawal.descriptor_hash)) is not None:  # its attestation is refused now, or gone
+            if _entitled(item, leaf, keys, owner):
+                found.add(leaf.account)
+            else:
+                others.append(item.name)
+            continue
         for now in (int(time.time()), item.withdrawal.time):  # of a key that is over since, too
             try:
                 withdrawal = verify_entitled_withdrawal(item.payload, item.message, registry=registry, now=now, **who)
@@ -132,8 +141,7 @@ def withdrawn_of(table: FromReferences, references: References, log: BudgetLog) 
             others.append(item.name)
     if others:
         sentence = f"{len(others)} files are no withdrawals that count here: {', '.join(others[:5])}"
-        how = "mend them, put back the attestations that they withdraw, or take them out"
-        raise ConfigError("WITHDRAWALS", f"{sentence}; {how}: nobody's withdrawal is passed over")
+        raise ConfigError("WITHDRAWALS", f"{sentence}; mend them or take them out: nobody's withdrawal is passed over")
     return found
 
 
@@ -153,15 +161,18 @@ def _lying(given: Attested, log: BudgetLog, others: list[str]) -> list[GivenWith
     return [item for item in found if not item.name.endswith(_DEALT)]
 
 
-def _attested(given: Attested, digests: Set[bytes]) -> dict[bytes, ContributionDescriptor]:
-    """Returns the descriptors of these digests that lie in the corpus, whatever the gate says of them."""
-    found: dict[bytes, ContributionDescriptor] = {}
-    for attestation in (item.attestation for path in given.corpus if digests for item in open_corpus(path)):
-        if attestation is not None and hashlib.sha256(attestation.descriptor).digest() in digests:
-            with suppress(AttestError):
-                one = attestation.opened()
-                found[one.digest()] = one
-    return found
+def _leaves(log: BudgetLog, digests: Set[bytes]) -> dict[bytes, Reference]:
+    """Returns what the log says of these contributions, which it admitted."""
+    rows = log.rows(log.size) if digests else []
+    leaves = (leaf for row in rows if row.kind == Reference.KIND and isinstance(leaf := decode_leaf(row.body), Reference))
+    return {leaf.account: leaf for leaf in leaves if leaf.account in digests}
+
+
+def _entitled(item: GivenWithdrawal, leaf: Reference, keys: Known, owner: bytes) -> bool:
+    """Tells whether a withdrawal is signed by who may withdraw a contribution of which there is the leaf alone."""
+    holder = holder_of(leaf, keys)[0]
+    corpus = SignedDescriptor.from_cbor(leaf.descriptor).corpus
+    return may_withdraw(item, holder if isinstance(holder, Contributor) else None, corpus, owner)
 
 
 def require_rule(references: References, header: Header) -> None:
