@@ -63,6 +63,7 @@ class BudgetState:
         self.reserves = 0
         self.reserved = 0
         self.freed = 0
+        self.freed_of_texts = 0
         self._due: list[tuple[bytes, int]] = []
 
     def spent(self, account: bytes) -> int:
@@ -278,6 +279,7 @@ class BudgetState:
         for _, account, _ in found.payers():
             self.accounts[account].spent -= back
         self.freed += back * _times(found)
+        self.freed_of_texts += back * _times(found) if isinstance(found, Text) else 0
         del self.open[leaf.reserved]
         self.requests.discard(found.request)
 

@@ -418,14 +418,14 @@ def test_an_auditor_with_policy_and_registry_says_full_and_one_without_says_whos
 ) -> None:
     papers = brought(tmp_path)
     report = audited(export, **papers)
-    assert (report.verdict, report.qualifiers, report.findings) == ("FULL", (), ())
+    assert (report.verdict, report.qualifiers, report.findings) == ("FULL", ("FREED_TOLD",), ())
     [row] = report.generation
     assert (row.policy, row.signed, row.admitted, row.withdrawn, row.verified) == (RULE.policy.hex(), True, 4, 1, 4)
     assert row.most_nano == (12 + 2 * TOKENS) * TOKEN and row.rule == RULE
     for left, expected in (
-        ({"registry": None}, ("CONSENT_TOLD",)),
-        ({"policies": ()}, ("RULES_TOLD",)),
-        ({"registry": None, "policies": (), "owner_key": None}, ("CONSENT_TOLD", "RULES_TOLD")),
+        ({"registry": None}, ("CONSENT_TOLD", "FREED_TOLD")),
+        ({"policies": ()}, ("FREED_TOLD", "RULES_TOLD")),
+        ({"registry": None, "policies": (), "owner_key": None}, ("CONSENT_TOLD", "FREED_TOLD", "RULES_TOLD")),
     ):
         report = audited(export, **{**papers, **left})
         assert (report.verdict, report.qualifiers) == ("TOLD", expected)
@@ -455,9 +455,9 @@ def test_what_a_contribution_spent_in_several_logs_is_added_up(tmp_path: Path) -
 
     two, one, more = log("a", 2), log("b", 1), log("c", 1)
     alone = audited(two, **papers)
-    assert alone.verdict == "FULL" and any("other logs" in note for note in alone.notes)
+    assert alone.verdict == "FULL" and any("no other log" in note and "(--earlier)" in note for note in alone.notes)
     both = audited(two, **papers, others=[one])
-    assert both.verdict == "FULL" and not any("other logs" in note for note in both.notes)
+    assert both.verdict == "FULL" and any("no other log" in note and "1 more" in note for note in both.notes)
     found, other = audited(two, **papers, others=[one, more]).findings
     assert ONE.name in found.sentence and TWO.name in other.sentence
     assert found.code == "TOGETHER" and str(4 * TOKENS * TOKEN) in found.sentence
@@ -473,7 +473,7 @@ def test_every_lie_about_consent_is_found(name: str, leaves: list[Leaf], tmp_pat
     assert found and found <= expected, found
     alone = audited(lie)
     if name in BY_PAPERS:
-        assert (alone.verdict, alone.qualifiers) == ("TOLD", ("CONSENT_TOLD", "RULES_TOLD"))
+        assert (alone.verdict, alone.qualifiers) == ("TOLD", ("CONSENT_TOLD", "FREED_TOLD", "RULES_TOLD"))
     else:
         assert alone.verdict == "FAILED"
 
@@ -487,20 +487,22 @@ def test_a_key_that_was_revoked_before_the_leaf_consents_to_nothing(leaves: list
         report = audited(honest, **papers)
         assert {finding.code for finding in report.findings} == expected, report.findings
     # Bob's contribution was admitted before, and pays for a text at the very second from which his key is revoked.
-    assert (report.verdict, report.qualifiers) == ("FULL", ("KEY_REVOKED",))
+    assert (report.verdict, report.qualifiers) == ("FULL", ("FREED_TOLD", "KEY_REVOKED"))
 
 
 def test_a_signed_withdrawal_that_no_leaf_enters_is_told(export: Path, tmp_path: Path) -> None:
     papers = brought(tmp_path / "papers")
 
-    def given(name: str, attestation: Attestation, key: Any, signer: str, corpus: str = CORPUS) -> Any:
-        withdrawal = Withdrawal(hashlib.sha256(attestation.descriptor).digest(), corpus, NOW + 1, "consent")
+    def given(name: str, attestation: Attestation, key: Any, signer: str, corpus: str = CORPUS, at: int = NOW + 8) -> Any:
+        withdrawal = Withdrawal(hashlib.sha256(attestation.descriptor).digest(), corpus, at, "consent")
         folder = tmp_path / name
         folder.mkdir()
         signed_file.write(folder / "one.withdrawal", *sign_withdrawal(withdrawal, key, signer=signer))
         report = audited(export, **papers, withdrawals=folder)
         assert not report.findings
-        return report.qualifiers, [note for note in report.notes if "withdrawal" in note]
+        assert "FREED_TOLD" in report.qualifiers
+        told = tuple(word for word in report.qualifiers if word != "FREED_TOLD")
+        return told, [note for note in report.notes if "withdrawal" in note]
 
     told, notes = given("entered", FOUR[2], ALICE, "alice")
     assert (told, notes) == ((), [])
@@ -510,7 +512,30 @@ def test_a_signed_withdrawal_that_no_leaf_enters_is_told(export: Path, tmp_path:
     for name, key, corpus in (("another contributor", BOB, CORPUS), ("another corpus", ALICE, "another")):
         told, [note] = given(name, FOUR[1], key, "alice", corpus)
         assert told == () and "nothing shows" in note
-    assert given("not admitted", attested(9), ALICE, "alice") == ((), [])
+    assert given("not admitted", attested(9), ALICE, "alice", at=NOW) == ((), [])
+    # A text of the third was paid for at NOW + 4, of the second at NOW + 4 and NOW + 8.
+    assert given("in its second", FOUR[2], ALICE, "alice", at=NOW + 4) == ((), [])
+    told, [note] = given("before it", FOUR[2], ALICE, "alice", at=NOW + 3)
+    assert told == ("WITHDRAWAL_LATE",) and THREE.name in note and "operator's word" in note
+    told, notes = given("before two", FOUR[1], ALICE, "alice", at=NOW + 1)
+    assert told == ("WITHDRAWAL_LATE", "WITHDRAWAL_UNENTERED") and any("paid 2 times" in note for note in notes)
+    assert given("by who may not", FOUR[2], BOB, "alice", at=NOW + 3) == ((), [])
+
+
+def test_what_contributions_got_back_is_shown_and_told_as_the_operators_word(path: Path) -> None:
+    with created(path, generation=()) as log:
+        paid = text_of(log, [ONE, TWO])
+        log.commit(paid, TOKENS, now=NOW)
+        log.close_epoch(SIGNER, now=NOW)
+        whole = audited(export_budget(log, path.with_name("whole")))
+        assert whole.qualifiers == ("RECORDS_TOLD",)
+        log.commit(text_of(log, [ONE, TWO]), 7, now=NOW)
+        log.close_epoch(SIGNER, now=NOW)
+        report = audited(export_budget(log, path.with_name("export")), contributions=[log.account(ONE)])
+    assert report.qualifiers == ("FREED_TOLD", "RECORDS_TOLD") and report.freed_nano == 2 * (TOKENS - 7) * TOKEN
+    [one] = report.contributions
+    assert (one.reserved_nano, one.freed_nano) == (2 * TOKENS * TOKEN, (TOKENS - 7) * TOKEN)
+    assert one.spent_nano == one.reserved_nano - one.freed_nano
 
 
 def test_what_was_charged_to_a_contribution_is_found_by_its_digest_alone(export: Path) -> None:
@@ -534,7 +559,7 @@ def test_the_commands_say_what_was_charged_and_whether_signatures_were_checked(e
     found = shell.json("ledger", "verify", *asked, *papers, "--require-full", "--min-size", "1")
     assert (found["verdict"], found["generation"][0]["verified"]) == ("FULL", 4)
     shown = shell.run("ledger", "verify", *asked).stdout
-    assert shown.startswith("TOLD (CONSENT_TOLD, RULES_TOLD, UNCOMPARED)") and "operator's word" in shown
+    assert shown.startswith("TOLD (CONSENT_TOLD, FREED_TOLD, RULES_TOLD, UNCOMPARED)") and "operator's word" in shown
     shell.run("ledger", "verify", *asked, "--require-full", code=1)
     shell.run("ledger", "verify", *asked, "--policy", str(folder / "policy.cose"), code=2)
     (tmp_path / "mine.attest").write_bytes(FOUR[1].to_cbor() + FOUR[2].to_cbor())

@@ -42,12 +42,15 @@ class Charges:
         for account, texts in self._texts.items():
             admitted = state.admitted.get(account)
             spent, cap = sum(text.charged_nano for text in texts.values()), state.cap(CONTRIBUTION, account)
+            reserved = sum(text.releases * text.rho_nano for text in texts.values())
             yield ContributionRow(
                 account=account.hex(),
                 rule=None if admitted is None else admitted.rule,
                 admitted=None if admitted is None else admitted.seq,
                 withdrawn=state.withdrawn.get(account),
                 texts=tuple(texts.values()),
+                reserved_nano=reserved,
+                freed_nano=reserved - spent,
                 spent_nano=spent,
                 spent_epsilon=None if delta is None else epsilon_of_rho(spent / NANO, delta),
                 cap_nano=cap,

@@ -82,6 +82,8 @@ class Consents:
         self._holders: dict[bytes, tuple[Contributor, KeyRecord]] = {}
         self._corpora: dict[bytes, str] = {}
         self._late = False
+        self._given = {given.withdrawal.descriptor_hash for given in brought.withdrawals}
+        self._paid: list[tuple[bytes, int]] = []  # by contributions of which a withdrawal was given, and when
         self.notes: list[str] = []
 
     def judge_rules(self, header: Header) -> None:
@@ -107,6 +109,7 @@ class Consents:
         if isinstance(leaf, Text):
             holders = (self._holders[account] for account in leaf.accounts if account in self._holders)
             self._late |= any(key.revoked(leaf.time) for _, key in holders)
+            self._paid += [(account, leaf.time) for account in leaf.accounts if account in self._given]
         if not isinstance(leaf, Reference):
             return
         where = f"seq {leaf.seq}"
@@ -138,29 +141,38 @@ class Consents:
     def told(self, state: BudgetState) -> set[str]:
         """Returns qualifiers for what was not held against anything."""
         rules = state.header.generation
+        found = {"FREED_TOLD"} if state.freed_of_texts else set()
         if not rules:
-            return {"RECORDS_TOLD"} if any(found.unit == CONTRIBUTION for found in state.accounts.values()) else set()
-        found = set()
+            pays = any(account.unit == CONTRIBUTION for account in state.accounts.values())
+            return found | ({"RECORDS_TOLD"} if pays else set())
         if any(rule.policy not in self._brought.policies for rule in rules):
             found.add("RULES_TOLD")
         if state.admitted and self._brought.known is None:
             found.add("CONSENT_TOLD")
         if self._late:
             found.add("KEY_REVOKED")
-        if self._unentered(state):
-            found.add("WITHDRAWAL_UNENTERED")
-        return found
+        return found | self._of_withdrawals(state)
 
-    def _unentered(self, state: BudgetState) -> bool:
-        """Tells whether a withdrawal was given, by who may withdraw it, of an admitted contribution that no leaf withdraws."""
+    def _of_withdrawals(self, state: BudgetState) -> set[str]:
+        """Returns qualifiers for withdrawals that were given, by who may withdraw, of admitted contributions: that no leaf
+        enters one, and that a text was paid for after one was signed."""
         late: set[bytes] = set()
         unproven: set[bytes] = set()
+        signed_at: dict[bytes, int] = {}
         for given in self._brought.withdrawals:
-            account = given.withdrawal.descriptor_hash
-            if account in state.admitted and account not in state.withdrawn:
-                signer = self._holders.get(account, (None, None))[0]
-                proved = may_withdraw(given, signer, self._corpora.get(account), self._brought.owner_key)
+            account, time = given.withdrawal.descriptor_hash, given.withdrawal.time
+            if account not in state.admitted:
+                continue
+            signer = self._holders.get(account, (None, None))[0]
+            proved = may_withdraw(given, signer, self._corpora.get(account), self._brought.owner_key)
+            if proved:
+                signed_at[account] = min(time, signed_at.get(account, time))
+            if account not in state.withdrawn:
                 (late if proved else unproven).add(account)
+        after = [account for account, time in self._paid if account in signed_at and time > signed_at[account]]
+        if after:
+            told = f"{len(set(after))} contributions paid {len(after)} times for a text after their withdrawal was signed"
+            self.notes.append(f"{told}, {min(after).hex()} among them; the times of leaves are the operator's word")
         if late:
             told = f"{len(late)} contributions have a signed withdrawal that no leaf enters"
             self.notes.append(f"{told}, {min(late).hex()} among them")
@@ -169,7 +181,7 @@ class Consents:
             self.notes.append(f"{told}, and nothing shows that their signers may withdraw them (--registry)")
         if self._brought.others:
             self.notes.append(f"{len(self._brought.others)} files beside the withdrawals that were given are none")
-        return bool(late)
+        return ({"WITHDRAWAL_UNENTERED"} if late else set()) | ({"WITHDRAWAL_LATE"} if after else set())
 
     def rows(self, state: BudgetState) -> Iterable[RuleRow]:
         """Yields what contributions spent by rule."""

@@ -14,6 +14,12 @@ WORDS: Final[dict[str, Word]] = QUALIFIERS | {
         "get the registry of the contributors' keys from the corpus owner, and give it with --registry and --owner-key",
         brief="that contributors consented to generation: no signature was verified",
     ),
+    "FREED_TOLD": Word(
+        "how many tokens of each text were computed is the operator's word: what was reserved for others went back to the "
+        "contributions",
+        "count what was reserved, which is shown beside it, where you do not take the operator's word",
+        brief="how many tokens were computed: contributions got back the rest",
+    ),
     "KEY_REVOKED": Word(
         "texts were paid for by contributions whose contributor's key was revoked by then, as the registry says; the operator "
         "may not have had that entry yet",
@@ -31,6 +37,12 @@ WORDS: Final[dict[str, Word]] = QUALIFIERS | {
         "that they name was not given",
         "get the signed policy from the corpus owner, and give it with --policy and --owner-key",
         brief="that the owner signed the rules of generation: the policy was not given",
+    ),
+    "WITHDRAWAL_LATE": Word(
+        "texts were paid for by contributions whose withdrawal was signed before, by the times of the leaves, which are the "
+        "operator's word",
+        "ask the operator when it got these withdrawals",
+        brief="that withdrawals were heeded from when they were signed: texts followed",
     ),
 }
 """Qualifiers of a budget log: those of every audit, and those that speak of contributions which make texts."""
@@ -105,6 +117,8 @@ class ContributionRow:
         account: digest of its descriptor, in hex.
         rule: class under whose rule it was admitted; None where it was not. admitted, withdrawn: positions of the leaves.
         texts: in order. spent_nano: what these add up to; cap_nano: the most that they may. None without a cap.
+        reserved_nano: what was reserved for them; freed_nano: of that, what came back, since the operator says that it was
+            never computed.
     """
 
     account: str
@@ -112,6 +126,8 @@ class ContributionRow:
     admitted: int | None
     withdrawn: int | None
     texts: tuple[ChargedText, ...]
+    reserved_nano: int
+    freed_nano: int
     spent_nano: int
     spent_epsilon: float | None
     cap_nano: int | None

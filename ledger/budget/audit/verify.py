@@ -59,11 +59,13 @@ def verify_budget(
     rules of generation it means besides: the owner signed every rule, as it stands, in the policy that it names; every
     contribution that paid was admitted before by what its contributor signed, for generation, for the class of its rule, under
     a key of the registry given that was valid then; and it paid what the numbers of that rule cost at least, never more than
-    the rule allows, and nothing behind its withdrawal. Where the policy or the registry is not given the verdict is TOLD, and
-    qualifiers say whose word stands in their place. With `others`, no contribution spent more over all of these logs together
-    than the rule of this one allows over all texts; without, the notes say that no other log was looked at. The audit cannot
-    tell whether something was computed for which nothing was reserved, or whether a mechanism adds the noise that its rho
-    needs.
+    the rule allows, and nothing behind its withdrawal; each text was paid for by as many contributions as its rule has
+    references, all of that one rule. How many tokens of a text were computed is the operator's word, and so are the times of
+    the leaves: qualifiers say so where something was freed, or a withdrawal was signed before. Where the policy or the
+    registry is not given the verdict is TOLD, and qualifiers say whose word stands in their place. With `others`, no
+    contribution spent more over all of these logs together than the rule of this one allows over all texts; that there is no
+    further log is the operator's word, as the notes say. The audit cannot tell whether something was computed for which
+    nothing was reserved, or whether a mechanism adds the noise that its rho needs.
 
     Args:
         keys: verifier keys of the log, obtained from a place that the exporter does not control.
@@ -258,9 +260,9 @@ def _notes(report: BudgetReport, others: int) -> list[str]:
         notes.append(f"{report.behind_epoch} leaves stand behind the last epoch")
     if report.undelivered:
         notes.append(f"{report.undelivered} notices are not recorded as delivered")
-    if report.generation and not others:
-        told = "a rule holds over all texts of a contribution"
-        notes.append(f"{told}: what other logs charged to it was not looked at (--earlier)")
+    if report.generation:
+        told = "a rule holds over all texts of a contribution, and that no other log charged anything to it"
+        notes.append(f"{told} is the operator's word" + (f"; {others} more were looked at" if others else " (--earlier)"))
     for row in report.generation:
         if row.admitted:
             told = "whose signatures were not verified" if "CONSENT_TOLD" in report.qualifiers else "under keys of the registry"
