@@ -258,6 +258,7 @@ def test_attested_references_and_the_owners_own_do_not_share_a_log(clinic):
     refused = clinic.json(*own, code=1)["error"]
     assert refused["code"] == "BUDGET" and "your own were not" in refused["sentence"]
     assert "goes with --policy" in clinic.json(*own, "corpus", code=2)["error"]["sentence"]
+    assert "--withdrawal goes with --policy" in clinic.json(*own, "--withdrawal", "task.toml", code=2)["error"]["sentence"]
 
 
 def test_another_policy_does_not_pay_from_a_log_that_has_not_its_rule(clinic):

@@ -292,6 +292,9 @@ def test_a_folder_of_something_else_is_refused(world):
     with pytest.raises(ResumeRefused) as refused:
         prepared(world / "run")
     assert refused.value.code == "RUN_FOLDER"
+    (world / "run/thesis.txt").unlink()
+    (world / "run/.lock").touch()  # all that a run leaves that was killed right then
+    assert prepared(world / "run") == world / "run"
 
 
 def test_a_finished_text_gives_back_what_was_never_computed(world):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 EXPORT: Final = "export"
 PUBLIC: Final = "budget.pub"
+LOCK: Final = ".lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Run:
             ResumeRefused: as `Setting.keep`, and `Texts`; code RUN_OPEN, another process has the folder open.
         """
         self.folder, self.pool, self._purse, self._before = folder, pool, purse, before
-        self._alone: AbstractContextManager[bool] = only_one(folder / ".lock")
+        self._alone: AbstractContextManager[bool] = only_one(folder / LOCK)
         if not self._alone.__enter__():
             self._alone.__exit__(None, None, None)
             raise ResumeRefused("RUN_OPEN", f"another process makes texts in {folder}; wait for it, or take another folder")
@@ -203,6 +204,7 @@ def prepared(folder: Path) -> Path:
         ResumeRefused: code RUN_FOLDER, it has files and none of them is of a run.
     """
     folder.mkdir(exist_ok=True)
-    if any(folder.iterdir()) and not any((folder / name).exists() for name in (FILE, "budget.db", "budget.salt")):
+    files = {path.name for path in folder.iterdir()} - {LOCK}
+    if files and files.isdisjoint((FILE, "budget.db", "budget.salt")):
         raise ResumeRefused("RUN_FOLDER", f"{folder} has files, and none of a run; name a folder that is new or empty")
     return folder
