@@ -148,13 +148,18 @@ class Client:
             if answer.status_code != 200:
                 answer.read()
                 raise _refusal(answer)
+            whole = False
             for line in answer.iter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
+                whole |= line == "data: [DONE]"
+                if not line.startswith("data: ") or whole:
                     continue
                 found = json.loads(line[6:])
                 if "error" in found:
                     raise ServerRefused(200, found["error"])
                 yield found
+        if not whole:
+            sentence = "the answer broke off before its end; what came of it is no whole text"
+            raise ServerRefused(200, {"code": "BROKEN_OFF", "message": f"{sentence}, and is paid for: ask again"})
 
     def _json(self, method: str, path: str, **asked: Any) -> Any:
         answer = self._http.request(method, path, **asked)
@@ -171,7 +176,7 @@ class Client:
 
 def _refusal(answer: Any) -> ServerRefused:
     try:
-        error = answer.json()["error"]
+        error = {**answer.json()["error"]}
     except (ValueError, KeyError, TypeError):
         error = {"code": "ANSWER", "message": f"the server answered {answer.status_code} and no reason"}
     return ServerRefused(answer.status_code, error)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from dptrain.errors import ConfigError
 from dptrain.inference.preset import Parameters, parameters_of
+from ledger.budget.generation import CONTRIBUTIONS
 
 PLAIN: Final = "plain"
 RELEASED: Final = "released"
@@ -128,7 +129,8 @@ class Attested(Table):
         registry: of the contributors.
         class_: of the policy; its generation rule has batch, clip norm, temperature, tokens and top_k.
         corpus: data with attestations beside it; contributions that were signed to generate are taken, and no others.
-        withdrawals: folder of signed withdrawals, as `attest withdraw` writes them.
+        withdrawals: folder of signed withdrawals, as `attest withdraw` writes them; one beside the log (`LOG.withdrawals`) is
+            read too.
         by_data_class: a text takes references of one data class alone, which is a label of the task.
     """
 
@@ -173,7 +175,7 @@ class FromReferences(Table):
     label_list: File | None = None
     epsilon: Epsilon | None = None
     clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    batch: Annotated[int, Field(ge=1, le=65535)] | None = None
+    batch: Annotated[int, Field(ge=1, le=CONTRIBUTIONS)] | None = None
     tokens: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
     tau: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     top_k: Annotated[int, Field(ge=0, le=1 << 20)] = 50

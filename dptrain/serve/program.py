@@ -83,10 +83,11 @@ def serve(
     port: int | None = None,
     as_json: bool = False,
 ) -> int:
-    """Serves until SIGTERM or SIGINT comes; at SIGHUP tokens, revoked rights and the export are read again. Returns 0.
+    """Serves until SIGTERM or SIGINT comes; at SIGHUP tokens, revoked rights, references with what was withdrawn of them, and
+    the export are read again. Returns 0.
 
     Args:
-        path: of the file, which SIGHUP has read again; without it the export alone is.
+        path: of the file, which SIGHUP has read again; without it tokens and revoked rights are not.
 
     Raises:
         ConfigError, ReleaseRefused, LedgerError: before anything is served.
@@ -120,7 +121,8 @@ def serve(
 
 
 def _refresh(service: Service, stop: threading.Event, asked: threading.Event, path: Path | None) -> None:
-    """Reads the export again when it is time; and at SIGHUP tokens and revoked rights too."""
+    """Reads the export again when it is time; and at SIGHUP tokens, revoked rights and references too, the latter whatever
+    became of the file."""
     every = service.config.gate.refresh_seconds
     left = every
     while not stop.wait(_LOOKS):
@@ -129,8 +131,14 @@ def _refresh(service: Service, stop: threading.Event, asked: threading.Event, pa
         try:
             if hung_up:
                 asked.clear()
-            if hung_up and path is not None:
-                changed = ServeConfig.load(path)
+            if hung_up and path is None:
+                service.reread()
+            elif hung_up and path is not None:
+                try:
+                    changed = ServeConfig.load(path)
+                except BaseException:
+                    service.reread()  # nobody's withdrawal waits until the file is mended
+                    raise
                 service.reload(changed)
                 told = len(service.access.clients), len(changed.gate.revoked)
                 LOG.warning("read again: %d tokens, %d revoked rights; all else in the file counts after a restart", *told)

@@ -57,8 +57,9 @@ class Running:
 
     Attributes:
         identity: of the answer. privacy: what it says of rights, release and charge. asked: by whom, of which class, by which
-            rights. times: of encryption, product and decryption, where states are encrypted. withdrawn: whether it was ended
-            because its rights do not admit the artifact any more. ended: when all of it was computed, None before.
+            rights. times: of encryption, product and decryption, where states are encrypted. withdrawn: why it was ended, as
+            its rights do not admit the artifact any more, or its references are not there; None while it was not. ended: when
+            all of it was computed, None before.
     """
 
     identity: str
@@ -66,7 +67,7 @@ class Running:
     began: float
     asked: tuple[Client, str, str | None]
     times: "Times | None" = None
-    withdrawn: bool = False
+    withdrawn: Refused | None = None
     ended: float | None = None
     stream: Stream = field(init=False)
 
@@ -335,9 +336,7 @@ class Service:
                 if waits and piece.text and running.stream.first is not None:
                     self.metrics.first.observe(running.stream.first - running.began)
                     waits = False
-                if running.withdrawn:
-                    sentence = "what this answer rests on was withdrawn while it was computed"
-                    raise Refused(403, "rights_refused", "WITHDRAWN", f"{sentence}; ask again for what is left")
+                self.require_kept(running)
                 if piece.error is not None:
                     raise piece.error
                 yield piece
@@ -345,6 +344,20 @@ class Service:
                     return
         finally:
             self.left(running)
+
+    def require_kept(self, running: Running) -> None:
+        """Holds an answer against what was withdrawn, before each piece of it that is given out.
+
+        Guarantee: no piece of a text is given out once a reference of it is gone, changed or withdrawn, as far as this process
+        has read the log, or its generation was closed; a piece that was drawn before is not either.
+
+        Raises:
+            Refused: what the answer rests on was withdrawn.
+        """
+        if running.withdrawn is not None:
+            raise running.withdrawn
+        if isinstance(running.stream.decoding, Drawing):
+            running.stream.decoding.require()
 
     def left(self, running: Running) -> None:
         """Notes that nobody reads an answer any more."""
@@ -490,18 +503,32 @@ class Service:
 
         Guarantee: once it returns, no request is answered by a token that is gone or by rights that were revoked, whatever was
         open before: conversations are refused at their next message, running answers end, and states of split answers too.
+        References are as after `reread`, also where it raises.
 
         Raises:
-            ConfigError: code TOKENS; then nothing changed.
+            ConfigError: code TOKENS; then tokens and rights are what they were.
         """
-        access = Access.load(config.tokens)
-        self.gate.revoke(bytes.fromhex(serial) for serial in config.gate.revoked)
-        self.access = access
-        self._rounds += 1
-        for running in list(self._running):
-            self._judge_again(running)
+        try:
+            access = Access.load(config.tokens)
+            self.gate.revoke(bytes.fromhex(serial) for serial in config.gate.revoked)
+            self.access = access
+            self._rounds += 1
+            for running in list(self._running):
+                self._judge_again(running)
+        finally:
+            self.reread()
+
+    def reread(self) -> None:
+        """Reads the references of all generations again, and what was withdrawn of them.
+
+        Guarantee: once it returns, every text was ended that has a reference which is not there any more, was withdrawn, or has
+        another text now; what was drawn of it and waits for its reader is sent no more.
+        """
         if self.generations is not None:
             self.generations.reread()
+            self._rounds += 1
+            for running in list(self._running):
+                self._judge_again(running)
 
     def refresh(self) -> None:
         """Judges by the newest export from now on, and lets go of what was withdrawn by it.
@@ -534,13 +561,23 @@ class Service:
             self.splits.drop(gone)
 
     def _judge_again(self, running: Running) -> None:
+        """Ends an answer whose rights do not admit its artifact any more, or whose references may not go on."""
+        if not hasattr(running, "stream"):
+            return
         client, model, rights = running.asked
+        sentence = "what this answer rests on was withdrawn while it was computed"
+        why = Refused(403, "rights_refused", "WITHDRAWN", f"{sentence}; ask again for what is left")
         try:
             kept = self._admitted(client, model, rights).artifact == running.privacy["artifact"]
         except Exception:  # whatever it is, nobody has said that the answer may go on
             kept = False
-        if not kept and hasattr(running, "stream"):
-            running.withdrawn = True
+        if kept and isinstance(running.stream.decoding, Drawing):
+            try:
+                running.stream.decoding.require()
+            except Refused as error:
+                kept, why = False, error
+        if not kept:
+            running.withdrawn = why
             running.stream.cancel(at_once=True)
 
     def own_keys(self, width: int) -> "HEKeys":

@@ -27,6 +27,7 @@ T_ENCRYPTED = "tests/serve/test_serve_encrypted.py::"
 T_TEXTS = "tests/serve/test_serve_generations.py::"
 T_CLOSING = "tests/serve/test_serve_generations_closing.py::"
 T_SOURCES = "tests/serve/test_serve_generations_sources.py::"
+T_AGAIN = "tests/serve/test_serve_generations_again.py::"
 T_QUIET = "tests/serve/test_serve_generations_silence.py::"
 
 _PAY = "                paid = release.answer(self.till.meter("
@@ -137,7 +138,7 @@ SERVING = (
     ),
     Mutant(
         "an answer that began just before its token was taken back ends", SERVICE,
-        "        self.access = access\n        self._rounds += 1\n", "        self.access = access\n",
+        "            self.access = access\n            self._rounds += 1\n", "            self.access = access\n",
         T_WITHDRAWAL + "test_an_answer_that_began_just_before_its_token_was_taken_back_does_not_outlive_it",
     ),
     Mutant(
@@ -146,8 +147,8 @@ SERVING = (
         T_WITHDRAWAL + "test_what_nobody_expected_when_files_are_read_again_is_said_and_they_are_read_at_the_next_time",
     ),
     Mutant(
-        "no time of a release is told", SERVICE, 'waits = {"release", "generation"}.isdisjoint(running.privacy)',
-        "waits = True",
+        "no time of a release is told", SERVICE, 'waits = {"release", "generation"}.isdisjoint(',
+        'waits = {"generation"}.isdisjoint(',
         T_SILENCE + "test_no_number_tells_how_long_an_answer_took_that_releases_states",
     ),
     Mutant("a draining server takes nothing on", SERVICE, "        if self.draining:\n", "        if False:\n",
@@ -187,11 +188,11 @@ SERVING = (
         T_CLOSING + "test_a_test_that_fails_later_closes_the_generation_spends_nothing_and_ends_what_runs",
     ),
     Mutant(
-        "a test that failed ends what runs", DRAWING, "        self._require()\n", "",
+        "a test that failed ends what runs", DRAWING, "        self.require()\n", "",
         T_CLOSING + "test_a_test_that_fails_later_closes_the_generation_spends_nothing_and_ends_what_runs",
     ),
     Mutant(
-        "a server's rows are tested again", OFFERED, "recheck_every=self.table.recheck_every,", "recheck_every=1 << 30,",
+        "a server tests rows again", OFFERED, "recheck_every=self.table.recheck_every,", "recheck_every=1 << 30,",
         T_CLOSING + "test_rows_are_tested_again_now_and_then",
     ),
     Mutant(
@@ -200,11 +201,12 @@ SERVING = (
         T_CLOSING + "test_no_model_of_a_generation_outlives_its_withdrawal",
     ),
     Mutant(
-        "a text of a withdrawn contribution ends", OFFERED, " or not accounts.isdisjoint(self._log.state.withdrawn):", ":",
+        "a text of a withdrawn contribution ends", OFFERED, " or account in withdrawn for", " for",
         T_SOURCES + "test_a_contribution_that_is_withdrawn_ends_its_running_text_and_pays_for_no_other",
     ),
     Mutant(
-        "a text of a reference that is gone ends", OFFERED, "if not accounts <= self._there or", "if",
+        "a text of a reference that is gone ends", OFFERED, "now.get(account) != digest or",
+        "now.get(account, digest) != digest or",
         T_SOURCES + "test_a_reference_that_is_gone_from_what_is_read_again_makes_no_text_any_more",
     ),
     Mutant(
@@ -235,6 +237,62 @@ SERVING = (
         T_SOURCES + "test_a_signed_withdrawal_counts_from_the_next_reading_on_and_for_good",
     ),
     Mutant(
+        "a text of a reference that was changed ends", OFFERED, "now.get(account) != digest or", "account not in now or",
+        T_AGAIN + "test_a_text_ends_whose_reference_was_changed_or_emptied_while_it_was_drawn",
+    ),
+    Mutant(
+        "what waits for a reader ends with its reference", SERVICE,
+        "        if kept and isinstance(running.stream.decoding, Drawing):\n", "        if False:\n",
+        T_AGAIN + "test_what_waits_for_a_slow_reader_is_not_sent_once_its_reference_is_gone[read again]",
+    ),
+    Mutant(
+        "what waits for a reader is judged when it is sent", SERVICE,
+        "        if isinstance(running.stream.decoding, Drawing):\n            running",
+        "        if False:\n            running",
+        T_AGAIN + "test_what_waits_for_a_slow_reader_is_not_sent_once_its_reference_is_gone[another process]",
+    ),
+    Mutant(
+        "withdrawals are read though a file is broken", PROGRAM, "                    service.reread()  # nobody's",
+        "                    pass  # nobody's",
+        T_AGAIN + "test_references_are_read_again_though_the_servers_file_or_its_tokens_cannot_be[file]",
+    ),
+    Mutant(
+        "withdrawals are read though tokens are broken", SERVICE, "        finally:\n            self.reread()\n",
+        "        except ZeroDivisionError:\n            pass\n        else:\n            self.reread()\n",
+        T_AGAIN + "test_references_are_read_again_though_the_servers_file_or_its_tokens_cannot_be[tokens]",
+    ),
+    Mutant(
+        "the log has the rule of the policy that was read", OFFERED, "        require_rule(references, self._log.header)\n", "",
+        T_AGAIN + "test_a_policy_that_was_signed_anew_makes_no_text_until_the_one_of_the_log_is_back",
+    ),
+    Mutant(
+        "whom the log refuses stands in no batch", OFFERED, "[self._log.account(one.unit) in self._log.state.admitted for",
+        "[True for", T_SOURCES + "test_who_signs_the_same_content_anew_keeps_its_budget_and_holds_nobody_up",
+    ),
+    Mutant(
+        "withdrawals beside the log count", SOURCES, "if folder.is_dir()]", "if False]",
+        T_AGAIN + "test_withdrawals_beside_the_log_count_too",
+    ),
+    Mutant(
+        "a withdrawal counts whatever the gate says", SOURCES, "    leaves = _leaves(log, ",
+        "    leaves = _leaves(log, set() and ",
+        T_AGAIN + "test_a_withdrawal_counts_though_the_gate_does_not_take_the_contribution_any_more",
+    ),
+    Mutant(
+        "a withdrawal that nothing proves is not passed over", SOURCES, "not in known.keys() | here:", "not in known.keys():",
+        T_AGAIN + "test_a_withdrawal_of_what_was_taken_out_of_the_corpus_is_not_passed_over",
+    ),
+    Mutant(
+        "references are made into prompts once they have paid", OFFERED, "                receipt = meter.reserve(",
+        "                self.require_open()._prompts({\"kind\": \"boat\"}).rows([one.text for one in batch])\n"
+        "                receipt = meter.reserve(",
+        T_AGAIN + "test_references_are_made_into_prompts_once_for_a_text_and_behind_its_payment",
+    ),
+    Mutant(
+        "a text that broke off is no whole one", REMOTE, "        if not whole:\n", "        if False:\n",
+        T_TEXTS + "test_a_client_takes_no_text_that_broke_off_for_a_whole_one",
+    ),
+    Mutant(
         "nobody's withdrawal is passed over", SOURCES, "        else:\n            others.append(item.name)\n", "",
         T_SOURCES + "test_nobodys_withdrawal_is_passed_over",
     ),
@@ -242,6 +300,10 @@ SERVING = (
         "another salt gives no new budget", SOURCES, "    if named and stated.parameters not in",
         "    if False and stated.parameters not in",
         T_SOURCES + "test_another_salt_gives_nobody_a_new_budget",
+    ),
+    Mutant(
+        "a log holds charges between one kind of neighbours", SOURCES, '    if not pinned(relation("zero-out", 1), stated):',
+        "    if False:", T_SOURCES + "test_a_log_of_charges_between_other_neighbours_is_none_for_these",
     ),
     Mutant(
         "a salt is nobody else's to read", SOURCES, "atomic_write(path, fresh_salt(), mode=0o600)",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import httpx
 import pytest
 from starlette.websockets import WebSocketDisconnect
 from websockets.sync.client import connect
@@ -94,6 +95,22 @@ def test_the_client_yields_a_text_and_raises_what_the_server_refuses(tmp_path: P
         with pytest.raises(ServerRefused) as refused:
             next(client.generate("tales", labels={"kind": "boat"}))
         assert (refused.value.status, refused.value.kind, refused.value.code) == (403, "privacy_budget_exhausted", "EXHAUSTED")
+
+
+@pytest.mark.parametrize("end", ["data: [DONE]\n\n", ""], ids=["whole", "broken off"])
+def test_a_client_takes_no_text_that_broke_off_for_a_whole_one(end: str) -> None:
+    """A stream that ends by itself, without a length, looks like any other to HTTP."""
+    body = 'data: {"choices": [{"text": "the boat"}]}\n\n' + end
+    answers = httpx.MockTransport(lambda request: httpx.Response(200, text=body))
+    with Client("http://here.example", "dpt_x", transport=answers) as client:
+        text = client.generate("tales")
+        assert next(text)["choices"][0]["text"] == "the boat"
+        if end:
+            assert list(text) == []
+        else:
+            with pytest.raises(ServerRefused) as refused:
+                next(text)
+            assert refused.value.code == "BROKEN_OFF"
 
 
 def test_a_text_is_drawn_from_the_references_of_its_batch_and_no_others(tales: Running) -> None:

@@ -4,8 +4,10 @@ import hashlib
 import json
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -16,6 +18,7 @@ from dptrain.errors import ConfigError
 from dptrain.inference.invisibleink import Task, fresh_salt
 from dptrain.inference.invisibleink.tasks import names
 from dptrain.serve.config import ServeConfig
+from dptrain.serve.generations import sources
 from dptrain.serve.generations.sources import make_salts
 from dptrain.serve.paying import create_log
 from ledger.budget import Unit
@@ -72,6 +75,7 @@ WRONG: list[tuple[str, Any]] = [
     ("top_k", -1), ("labels", {"kind": []}), ("labels", {"kind": "boat"}), ("labels", ["boat"]), ("recheck_every", 0),
     ("minibatch", 0), ("labels", {"kind": ["boat", "boat"]}), ("clip", 0.5), ("epsilon", None), ("batch", None),
     ("tokens", None), ("references", None), ("attested", ATTESTED["attested"]), ("tau", float("inf")), ("clip", float("nan")),
+    ("batch", 1901),
 ]  # fmt: skip
 
 
@@ -180,6 +184,15 @@ def test_a_log_that_was_made_before_there_were_generations_is_none_for_them(tmp_
     (tmp_path / "salt").write_bytes(fresh_salt())
     os.chmod(tmp_path / "salt", 0o600)
     assert "invisibleink" in starts(tmp_path, "MECHANISM")
+
+
+@pytest.mark.parametrize("signed", [False, True], ids=["own references", "contributions"])
+def test_a_log_of_charges_between_other_neighbours_is_none_for_these(tmp_path: Path, signed: bool) -> None:
+    (write_attested if signed else write)(tmp_path)
+    how = {"caps": RICH, "generation": ATTESTED if signed else {}}
+    with mock.patch.object(sources, "mechanism", partial(sources.mechanism, adjacency="replace-one")):
+        create_log(ServeConfig.of(table(**changes(**how)), tmp_path)).close()
+    assert "zero-out" in starts(tmp_path, "MECHANISM", **how)
 
 
 def test_ids_stand_in_no_leaf_and_a_reference_pays_under_its_salted_name(tmp_path: Path) -> None:

@@ -151,10 +151,8 @@ def _charged_text(row: ContributionRow) -> Iterator[Shown]:
     cap = "no cap" if row.cap_nano is None else f"of at most {row.cap_nano}"
     worth = "" if row.spent_epsilon is None else f"; epsilon {spent(row.spent_epsilon)}"
     limit = "" if row.cap_epsilon is None else f" of at most {spent(row.cap_epsilon)} at delta {row.delta:g}"
-    yield (
-        f"  {counted(len(row.texts), 'text')}, {row.spent_nano} {cap} (1e-9 rho){worth}{limit}; {row.reserved_nano} reserved, "
-        f"{row.freed_nano} freed"
-    )
+    yield f"  {counted(len(row.texts), 'text')}, {row.spent_nano} {cap} (1e-9 rho){worth}{limit}"
+    yield f"  {row.reserved_nano} reserved, {row.freed_nano} freed: what was never computed, by the operator's word"
 
 
 def report_text(report: AuditReport | ReleaseReport, about: str, of: str | None = None) -> Iterator[Shown]:

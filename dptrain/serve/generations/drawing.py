@@ -17,13 +17,13 @@ class Drawing:
 
     Attributes:
         computed: tokens so far. text_tokens: those of them that were drawn. prompt: public length of the prompts.
-        finish: why the text ended, None before.
+        finish: why the text ended, None before. require: raises once the text may not go on.
     """
 
     def __init__(self, text: Stream, prompt: int, require: Callable[[], None]) -> None:
         """``require``: raises once the text may not go on; it is asked before every token."""
         self._text: Stream | None = text
-        self.prompt, self._require = prompt, require
+        self.prompt, self.require = prompt, require
         self.computed, self.text_tokens = 0, 0
         self.finish: str | None = None
 
@@ -36,7 +36,7 @@ class Drawing:
         """Draws the next token, and returns the text that it completes, which may be empty. Sets `finish` at the end."""
         text = self._text
         assert text is not None, "a text that ended goes on"
-        self._require()
+        self.require()
         try:
             found = next(text)
         finally:

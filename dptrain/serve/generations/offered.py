@@ -4,25 +4,26 @@ A generation is open when the rows of every public shape that its labels can hav
 test that fails closes it for good: its running texts end, and requests are refused before anything is paid.
 """
 
+import hashlib
 import itertools
 import logging
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 import torch
 
-from attest.attestation import Attestation
 from attest.fixed_point import MICRO, PICO
 from dptrain.errors import ConfigError, DptrainError, NotPrivateUse, without_text
-from dptrain.inference.invisibleink.generator import InvisibleInk
-from dptrain.inference.invisibleink.pool import Pool
+from dptrain.inference.invisibleink.generator import InvisibleInk, Meter
+from dptrain.inference.invisibleink.pool import Batch, Pool
 from dptrain.inference.invisibleink.references import References
 from dptrain.inference.invisibleink.rows import Prompts
+from dptrain.inference.release import Receipt
 from dptrain.serve.artifacts import Artifacts
 from dptrain.serve.config import FromReferences, ServeConfig
 from dptrain.serve.decoding import Served
@@ -32,6 +33,7 @@ from dptrain.serve.generations.sources import (
     plan_of,
     references_of,
     require_header,
+    require_rule,
     salt_of,
     task_of,
     withdrawn_of,
@@ -52,12 +54,36 @@ _TRIES: Final = 64
 """Batches that other servers may be quicker to pay for, before a request is told to come again."""
 
 
+@dataclass(frozen=True)
+class _Read:
+    """Holds what was read of the references at one time: the batches of them, and by account the SHA-256 of each text."""
+
+    pool: Pool
+    digests: Mapping[bytes, bytes]
+
+
+@dataclass(frozen=True)
+class _PaidBefore:
+    """Gives a text the receipt of what was paid before its references were made into prompts."""
+
+    meter: Meter
+    receipt: Receipt
+
+    def reserve(self, releases: int, *, mechanism: str, nano_rho: int) -> Receipt:
+        """Returns the receipt; the text holds its number of tokens against its own."""
+        return self.receipt
+
+    def settle(self, receipt: Receipt, computed: int) -> None:
+        """Ends the reservation, as the meter that made it."""
+        self.meter.settle(receipt, computed)
+
+
 class Offered:
     """Is one generation of the server's file.
 
     Attributes:
         name, table: of the file. plan: the numbers of each text.
-        most: epsilon and delta of all texts of one reference. pool: gives out the batches that can pay.
+        most: epsilon and delta of all texts of one reference.
         closed: why it answers nobody any more, None while it does.
     """
 
@@ -91,51 +117,42 @@ class Offered:
     def reread(self) -> None:
         """Reads the references again, and contributions through the gate.
 
-        Guarantee: once it returns, no text is drawn of a reference that is not there any more, and one that runs ends before
-        its next token. What could not be read draws nothing until it can; the log says why, and `problem` that it is so.
+        Guarantee: once it returns, no text is drawn of a reference that is not there any more, or whose text is another or null
+        now, and one that runs ends before its next token. Nor is one drawn under a signed rule that the log does not have. What
+        could not be read draws nothing until it can; the log says why, and `problem` that it is so.
         """
         try:
-            references = references_of(self.table, self._salt)
-            if plan_of(self.table, references.rule) != self.plan:
-                sentence = f"the signed rule of generations.{self.name} has other numbers than when the server started"
-                raise ConfigError("RULE", f"{sentence}; a log keeps its rules: begin another log")
-            self._take(references)
+            self._take(references_of(self.table, self._salt))
         except Exception as error:
             sentence = "the references of this generation could not be read again, and nothing is drawn until they can"
             self._unread = Refused(503, "server_refuses", "UNREAD", f"{sentence}; the operator's log says why")
-            told = getattr(error, "code", type(error).__name__)
+            told = error if isinstance(error, ConfigError) else getattr(error, "code", type(error).__name__)
             LOG.error("generation %s: its references were not read again: %s", self.name, told)
         else:
             self._unread = None
 
     def _take(self, references: References) -> None:
         """Takes references in but those that were withdrawn, and admits contributions to the log behind what was signed."""
-        for digest in sorted(withdrawn_of(self.table, references)):
-            self._log.withdraw(digest)
+        require_rule(references, self._log.header)
         self._log.refresh()
+        for digest in sorted(withdrawn_of(self.table, references, self._log)):
+            self._log.withdraw(digest)
         gone, left_out = self._log.state.withdrawn, Counter(references.refused)
         references = _only(references, [self._log.account(one.unit) not in gone for one in references])
         if references.rule is not None:
-            left_out += Counter(self._admit(list(references.attestations)))
+            refused = self._log.admit(references.attestations).refused  # keeps nobody else out
+            left_out += Counter(error.code for error in refused.values())
             references = _only(references, [self._log.account(one.unit) in self._log.state.admitted for one in references])
         if not len(references):
             raise ConfigError("REFERENCES", f"of the references of generations.{self.name} none is left ({_told(left_out)})")
         LOG.info("generation %s has %d references; left out: %s", self.name, len(references), _told(left_out))
-        self.pool = Pool(references, self.plan, self._log, self._salt)
-        self._there = frozenset(self._log.account(one.unit) for one in references)
+        digests = {self._log.account(one.unit): hashlib.sha256(one.text.encode()).digest() for one in references}
+        self._read = _Read(Pool(references, self.plan, self._log, self._salt), digests)
 
-    def _admit(self, attestations: list[Attestation]) -> Iterator[str]:
-        """Admits contributions to the log, and yields the code of each that it refuses: one that signed the same content anew,
-        say, keeps the budget that it has, and nobody else waits for it."""
-        try:
-            self._log.admit(attestations)
-        except LeafRefused as error:
-            if len(attestations) == 1:
-                yield error.code
-                return
-            middle = len(attestations) // 2
-            yield from self._admit(attestations[:middle])
-            yield from self._admit(attestations[middle:])
+    @property
+    def pool(self) -> Pool:
+        """Gives out the batches that can pay, of the references as they were read last."""
+        return self._read.pool
 
     def words(self) -> Iterator[dict[str, str]]:
         """Yields every choice of labels. Raises ConfigError: code SERVE_VALUE, there are too many."""
@@ -223,35 +240,47 @@ class Offered:
     def draw(self, labels: dict[str, str]) -> Drawing:
         """Pays for a text by the next batch that can, and returns what computes it.
 
-        Guarantee: returns only when every reference of the batch has durably paid for T tokens; a refusal computes nothing.
+        Guarantee: returns only when every reference of the batch has durably paid for T tokens, and none is made into a prompt
+        before; a refusal computes nothing. Where what was paid for cannot begin, nothing goes back, but where a test of the
+        rows failed.
 
         Raises:
             BudgetExhausted: no batch is left that can pay. Refused: 503, as `require_open`, or code BUSY.
         """
         ink = self.require_open()
         label = next(iter(labels.values())) if parted(self.table) else None
+        read = self._read
+        batch, paid = self._pay(read.pool, label)
         torch.set_num_threads(1)  # rows are tested again here now and then
+        try:
+            text = ink.stream([one.text for one in batch], paid, labels=labels)
+        except NotPrivateUse as error:
+            raise self._close(error) from error
+        digests = {account: read.digests[account] for account in (self._log.account(one.unit) for one in batch)}
+        return Drawing(text, self._lengths[_key(labels)], partial(self._require, digests))
+
+    def _pay(self, pool: Pool, label: str | None) -> tuple[Batch, _PaidBefore]:
+        """Returns the next batch that can pay, once it has. Raises as `draw`."""
+        plan = self.plan
         for _ in range(_TRIES):
-            batch, meter = self.pool.take(label)
+            batch, meter = pool.take(label)
             try:
-                text = ink.stream([one.text for one in batch], meter, labels=labels)
+                receipt = meter.reserve(plan.tokens, mechanism=plan.mechanism, nano_rho=plan.nano_rho)
             except BudgetExhausted:  # another server paid for these meanwhile
                 continue
             except LeafRefused as error:
                 if error.code not in ("WITHDRAWN", "EXPIRED"):
                     raise
                 continue
-            except NotPrivateUse as error:
-                raise self._close(error) from error
-            accounts = frozenset(self._log.account(unit) for unit in meter.units)
-            return Drawing(text, self._lengths[_key(labels)], partial(self._require, accounts))
+            return batch, _PaidBefore(meter, receipt)
         sentence = "other servers are quicker to pay for the references that are left"
         raise Refused(503, "server_busy", "BUSY", f"{sentence}; ask again in a second", after=1)
 
-    def _require(self, accounts: frozenset[bytes]) -> None:
-        """Ends a text of a generation that was closed, or of a contribution that was withdrawn, before its next token."""
+    def _require(self, digests: Mapping[bytes, bytes]) -> None:
+        """Ends a text before its next token where its generation was closed, or a reference is gone, changed or withdrawn."""
         self.require_usable()
-        if not accounts <= self._there or not accounts.isdisjoint(self._log.state.withdrawn):
+        now, withdrawn = self._read.digests, self._log.state.withdrawn
+        if any(now.get(account) != digest or account in withdrawn for account, digest in digests.items()):
             sentence = "a reference of this text was withdrawn while it was computed"
             raise Refused(403, "rights_refused", "WITHDRAWN", f"{sentence}; ask for another text")
 

@@ -7,22 +7,30 @@ log's header: with another salt each of them would have a new budget.
 
 import stat
 import time
+from collections.abc import Set
+from contextlib import suppress
 
 from attest.corpus import open_corpus
+from attest.descriptor import SignedDescriptor
 from attest.errors import AttestError, FileRefused
 from attest.files import atomic_write, read_limited
 from attest.keys import load_public_key
 from attest.policy import ClassRule, open_policy
-from attest.registry import open_registry
+from attest.registry import Contributor, open_registry
 from attest.withdrawal import verify_entitled_withdrawal
 from dptrain.errors import ConfigError
 from dptrain.inference.invisibleink.partition import SALT_SIZE, fresh_salt
-from dptrain.inference.invisibleink.plan import NAME, Plan, mechanism
+from dptrain.inference.invisibleink.plan import NAME, Plan, mechanism, pinned, relation
 from dptrain.inference.invisibleink.references import References
 from dptrain.inference.invisibleink.tasks import Task
-from dptrain.serve.config import FromReferences, ServeConfig
-from ledger.audit.withdrawals import read_withdrawals
+from dptrain.serve.config import Attested, FromReferences, ServeConfig
+from ledger.audit.attested import Known
+from ledger.audit.withdrawals import GivenWithdrawal, read_withdrawals
 from ledger.budget import GenerationRule, Header, Mechanism
+from ledger.budget.audit import holder_of, may_withdraw
+from ledger.budget.leaves import Reference, decode_leaf
+from ledger.budget.log import BudgetLog
+from ledger.errors import LedgerError
 
 
 def task_of(name: str, table: FromReferences) -> Task:
@@ -89,27 +97,39 @@ def references_of(table: FromReferences, salt: bytes, *, now: int | None = None)
     )
 
 
-def withdrawn_of(table: FromReferences, references: References) -> set[bytes]:
-    """Returns the digests of contributions that were withdrawn, by their contributors or by the owner of the corpus.
+def withdrawn_of(table: FromReferences, references: References, log: BudgetLog) -> set[bytes]:
+    """Returns the digests of contributions that were withdrawn, by their contributors or by the owner of the corpus, and that
+    the log does not have as withdrawn. Withdrawals lie in the folder of the file, and in that beside the log (`.withdrawals`).
 
-    Guarantee: every withdrawal in the folder counts whose signer may withdraw what it names. One that cannot be read, or was
-    changed, is an error, so that nobody's withdrawal is passed over.
+    Guarantee: every withdrawal in the folders counts whose signer may withdraw what it names. One that cannot be read, or was
+    changed, is an error, and so is one of a contribution that the log admitted under this class where nothing shows that its
+    signer may withdraw it: nobody's withdrawal is passed over.
 
     Raises:
         ConfigError: code WITHDRAWALS, a file is no withdrawal, or is not signed by whom it says.
     """
     given = table.attested
-    if given is None or given.withdrawals is None:
+    if given is None:
         return set()
+    found, others = set[bytes](), list[str]()
+    items = [item for item in _lying(given, log, others) if item.withdrawal.descriptor_hash not in log.state.withdrawn]
     owner = load_public_key(given.owner_key)
     signed, registry = open_policy(given.policy, owner), open_registry(given.registry, owner)
     known = {one.digest(): one for one in (each.opened() for each in references.attestations)}
+    here = {digest for digest, each in log.state.admitted.items() if each.rule == given.class_}
+    leaves = _leaves(log, {item.withdrawal.descriptor_hash for item in items} & here - known.keys())
+    keys = Known.of(registry)
     who = {"owner": signed.owner, "owner_key": owner, "corpus": signed.policy.corpus, "descriptors": known}
-    others: list[str] = []
-    found: set[bytes] = set()
-    for item in read_withdrawals(given.withdrawals, others, lambda code, where, sentence: others.append(where)):
-        if item.issuer != signed.owner and item.withdrawal.descriptor_hash not in known:
-            continue  # of another class, or of a contribution that makes no text anyway
+    for item in items:
+        owners = item.issuer == signed.owner and item.withdrawal.corpus == signed.policy.corpus
+        if not owners and item.withdrawal.descriptor_hash not in known.keys() | here:
+            continue  # of another class or corpus, or of a contribution that makes no text anyway
+        if (leaf := leaves.get(item.withdrawal.descriptor_hash)) is not None:  # its attestation is refused now, or gone
+            if _entitled(item, leaf, keys, owner):
+                found.add(leaf.account)
+            else:
+                others.append(item.name)
+            continue
         for now in (int(time.time()), item.withdrawal.time):  # of a key that is over since, too
             try:
                 withdrawal = verify_entitled_withdrawal(item.payload, item.message, registry=registry, now=now, **who)
@@ -120,9 +140,58 @@ def withdrawn_of(table: FromReferences, references: References) -> set[bytes]:
         else:
             others.append(item.name)
     if others:
-        sentence = f"{len(others)} files in {given.withdrawals} are no withdrawals that count here: {', '.join(others[:5])}"
-        raise ConfigError("WITHDRAWALS", f"{sentence}; mend them or take them out, for nobody's withdrawal is passed over")
+        sentence = f"{len(others)} files are no withdrawals that count here: {', '.join(others[:5])}"
+        raise ConfigError("WITHDRAWALS", f"{sentence}; mend them or take them out: nobody's withdrawal is passed over")
     return found
+
+
+_DEALT: tuple[str, ...] = (".taken", ".refused")
+"""How names end of what others dealt with in the folder beside a log."""
+
+
+def _lying(given: Attested, log: BudgetLog, others: list[str]) -> list[GivenWithdrawal]:
+    """Returns the withdrawals of both folders; the names of other files go to ``others``."""
+    found, folders = [], [] if given.withdrawals is None else [given.withdrawals]
+    with suppress(LedgerError):  # a log on a server may have nothing beside it
+        folders += [folder for folder in [log.place.side(".withdrawals")] if folder.is_dir()]
+    for folder in {path.resolve(): path for path in folders}.values():
+        names: list[str] = []
+        found += read_withdrawals(folder, names, lambda code, where, sentence, names=names: names.append(where))
+        others += [name for name in names if folder == given.withdrawals or not name.endswith(_DEALT)]
+    return [item for item in found if not item.name.endswith(_DEALT)]
+
+
+def _leaves(log: BudgetLog, digests: Set[bytes]) -> dict[bytes, Reference]:
+    """Returns what the log says of these contributions, which it admitted."""
+    rows = log.rows(log.size) if digests else []
+    leaves = (leaf for row in rows if row.kind == Reference.KIND and isinstance(leaf := decode_leaf(row.body), Reference))
+    return {leaf.account: leaf for leaf in leaves if leaf.account in digests}
+
+
+def _entitled(item: GivenWithdrawal, leaf: Reference, keys: Known, owner: bytes) -> bool:
+    """Tells whether a withdrawal is signed by who may withdraw a contribution of which there is the leaf alone."""
+    holder = holder_of(leaf, keys)[0]
+    corpus = SignedDescriptor.from_cbor(leaf.descriptor).corpus
+    return may_withdraw(item, holder if isinstance(holder, Contributor) else None, corpus, owner)
+
+
+def require_rule(references: References, header: Header) -> None:
+    """Holds the rule by which contributions were admitted against those of the header.
+
+    Guarantee: returns only if the header has the rule of the very policy that was read, so that contributions are never held to
+    an older one than they were read under.
+
+    Raises:
+        ConfigError: code RULE, it has not.
+    """
+    if references.rule is None:
+        return
+    rule, policy = references.rule.generation, references.policy
+    assert rule is not None and policy is not None
+    numbers = rule.references, rule.clip_norm_micro, rule.temperature_micro, rule.tokens, rule.top_k, rule.max_rho_nano
+    if GenerationRule(policy, references.rule.name, *numbers) not in header.generation:
+        sentence = f"the policy of class {references.rule.name} was signed anew, and the budget log does not have its rule"
+        raise ConfigError("RULE", f"{sentence}; a log keeps its rules: put back the policy of the log, or begin another log")
 
 
 def plan_of(table: FromReferences, rule: ClassRule | None) -> Plan:
@@ -178,8 +247,9 @@ def require_header(config: ServeConfig, header: Header) -> None:
     """Holds the header of a log against the file.
 
     Raises:
-        ConfigError: code MECHANISM, the log is for no texts from references; SALT, it was made with another salt; RULE, it has
-            other signed rules than the policies of the file, or rules where the file has references of the owner's own.
+        ConfigError: code MECHANISM, the log is for no texts from references, or for other neighbours; SALT, it was made with
+            another salt; RULE, it has other signed rules than the policies of the file, or rules where the file has references
+            of the owner's own.
     """
     asked, stated = mechanism_of(config), header.mechanism(NAME)
     if asked is None:
@@ -192,6 +262,9 @@ def require_header(config: ServeConfig, header: Header) -> None:
     if stated is None:
         sentence = f"the budget log has no mechanism {asked.name}, by which texts from references are paid"
         raise ConfigError("MECHANISM", f"{sentence}; it was made before there were generations: begin another log")
+    if not pinned(relation("zero-out", 1), stated):
+        sentence = "the budget log was not made for charges between one reference and none (zero-out, one record)"
+        raise ConfigError("MECHANISM", f"{sentence}, and charges of two kinds have no sum; begin another log")
     named = any(each.attested is None for each in config.generations.values())
     if named and stated.parameters not in (asked.parameters, mechanism().parameters):
         sentence = "the budget log names references under another salt, and each would have a new budget"
