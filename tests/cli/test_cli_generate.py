@@ -117,6 +117,7 @@ def test_a_signal_ends_a_run_between_two_tokens_and_what_was_never_computed_come
         assert not log.state.open
         assert spent == sorted([spent[0]] * 3 + [one["tokens"] * cost for one in whole for _ in range(3)])
         assert 0 < spent[0] < 100 * cost and spent[0] % cost == 0
+    shell.run("ledger", "verify", f"{name}/export", "--key", f"{name}/budget.pub")  # also what ended early can be verified
     told = shell.json(*typed, "--out", name)
     assert (told["texts"], told["lost"]) == (4, 1)
 
@@ -215,6 +216,7 @@ def test_what_has_no_proof_is_refused_by_name_before_anything_is_paid(shell, typ
         (["--out", "run", "--class", "sensitive"], "goes with --policy"),
         (["--out", "run", "--top-k", "some"], "--top-k is a whole number or all"),
         (["--out", "run", "--word", "mood"], "NAME=WORD"),
+        (["--out", "run", "--label", "north"], "--label goes with --labels"),
         (["--out", "run", "--minibatch", "5"], "of 4 rows"),
     ],
 )
@@ -237,6 +239,8 @@ def test_a_label_that_no_batch_has_is_told_with_those_that_have_one(shell, typed
     told = shell.json(*typed, "--labels", "labels.csv", "--label", "loud", "--out", "run")
     assert told["texts"] == 1
     assert [one["label"] for one in lines_of(shell.directory / "run/texts.jsonl")] == ["loud"]
+    told = shell.json(*typed, "--labels", "labels.csv", "--label", "calm", "--out", "run")
+    assert (told["texts"], told["new"]) == (2, 1)  # texts of other labels do not count as its own
 
 
 def test_the_help_names_every_task_that_comes_along(shell):

@@ -115,6 +115,7 @@ class Asked:
                 raise ConfigError("LABEL_PRIVATE", f"{sentence}; give a public list of id and label")
         wrong_if(self.budget_key is not None and self.budget is None, "--budget-key goes with --budget")
         wrong_if(self.budget is not None and "://" in str(self.budget), "--budget names a file")
+        wrong_if(self.label is not None and self.labels is None, "--label goes with --labels: a public list of id and label")
         wrong_if(self.one and self.texts is not None, "--one makes one text more, --texts says how many are there at the end")
         rows = self.numbers.batch + 1
         wrong_if(self.minibatch is not None and self.minibatch > rows, f"--minibatch is {self.minibatch}, of {rows} rows")

@@ -42,7 +42,8 @@ def generate(
         option("Draw from the k likeliest public tokens, and those within 2C/B, or from all; default: 50.", metavar="K"),
     ] = None,
     texts: Annotated[
-        int | None, option("Texts in the folder at the end; default: as many as there are batches.", metavar="N", min=1)
+        int | None,
+        option("Texts in the folder at the end, with --label of that; default: one for each batch.", metavar="N", min=1),
     ] = None,
     labels: Annotated[
         str | None,

@@ -55,7 +55,7 @@ def made(asked: Asked) -> Result:
         )  # fmt: skip
         with Run(folder, setting, Pool(references, plan, log, salt), purse, enter) as run, _signals() as signals:
             found = _texts(run, ink, asked, signals)
-            export = None if found.stopped else run.finish()
+            export = run.finish()
         cap = log.header.cap(CONTRIBUTION) or 0
     rule = None if references.rule is None else references.rule.generation
     cap = cap if rule is None else min(cap, rule.max_rho_nano)
@@ -90,7 +90,7 @@ def _nothing() -> int:
 
 def _texts(run: Run, ink: Any, asked: Asked, signals: "_Signals") -> Made:
     """Makes as many texts as were asked for, with a bar, or with the text itself as it comes."""
-    there = run.texts.whole
+    there = run.texts_of(asked.label)
     texts = there + 1 if asked.one else asked.texts
     if asked.texts is not None and not run.texts.begun:
         labels = [asked.label] if asked.label is not None else list(run.pool.sizes)

@@ -56,9 +56,9 @@ def made_text(data: dict[str, Any]) -> Iterator[Shown]:
     """Yields what a run made."""
     yield f"{counted(data['texts'], 'text')} in {data['out']}, {data['new']:,} of them new; {data['tokens']:,} tokens"
     if data["lost"]:
-        yield f"{counted(data['lost'], 'text')} cut before the end: spent, and not there"
+        yield f"{counted(data['lost'], 'text')} cut before the end: not there, and what was computed is spent"
     if data["exhausted"]:
-        yield "the budget holds no further text: what is spent does not come back"
+        yield "no batch is left whose references can all pay: what is spent does not come back"
     if data["gone"]:
         yield f"{counted(data['gone'], 'reference')} withdrawn or ended since the run began: their batches make no text"
     yield data["guarantee"]
@@ -66,7 +66,9 @@ def made_text(data: dict[str, Any]) -> Iterator[Shown]:
         yield f"over all texts of a reference: epsilon {_up(data['epsilon_cap'])}, which its budget never passes"
     yield from _left_out(data)
     yield from data["cautions"]
-    yield "stopped; the same command goes on" if data["verify"] is None else f"for auditors: {data['verify']}"
+    if data["stopped"]:
+        yield "stopped; the same command goes on"
+    yield f"for auditors: {data['verify']}"
 
 
 def _left_out(data: dict[str, Any]) -> Iterator[Shown]:

@@ -99,7 +99,8 @@ class Run:
         """Makes texts until so many whole ones are there, or the budget holds no more.
 
         Args:
-            texts: in the folder at the end; None for as many as there are batches. label: alone; None for all in turn.
+            texts: in the folder at the end, of the label where one is named; None for as many as there are batches.
+            label: alone; None for all in turn.
             words: public words of the task that are the same for all texts.
             stop: asked after every token; a text under way is closed then, spent for what was computed, and not written.
             told: called with the number of whole texts. piece: called with every piece of a text as it is released.
@@ -114,7 +115,7 @@ class Run:
         given = {each: ink.task.words(each, words) for each in sizes}  # what is wrong with one is told before anything is paid
         before, exhausted, stopped = self.texts.whole, set[str | None](), False
         for each in self._turns(sizes, exhausted):
-            if self.texts.whole >= wanted or (stopped := stop()):
+            if self.texts_of(label) >= wanted or (stopped := stop()):
                 break
             self._before()
             try:
@@ -127,8 +128,12 @@ class Run:
             if told is not None:
                 told(self.texts.whole)
         found = self.texts
-        short = bool(exhausted) and found.whole < wanted and not stopped
+        short = bool(exhausted) and self.texts_of(label) < wanted and not stopped
         return Made(found.whole, found.whole - before, found.lost, found.tokens, short, stopped)
+
+    def texts_of(self, label: str | None) -> int:
+        """Returns how many whole texts a label has; all of them for None."""
+        return self.texts.whole if label is None else self.texts.of_label[label]
 
     def finish(self) -> Path:
         """Closes the epoch of the log, and writes its export into the folder, with the key to verify it; returns the folder of

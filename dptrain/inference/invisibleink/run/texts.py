@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,7 +40,8 @@ class Texts:
     `note` is durable when it returns, so a text that was begun and is not in the file is known to be lost.
 
     Attributes:
-        whole: texts in the file. tokens: of all of them. begun: number of the last text that was begun.
+        whole: texts in the file. of_label: how many of them each label has. tokens: of all of them.
+        begun: number of the last text that was begun.
         places: by label, where its batches go on.
     """
 
@@ -47,6 +49,7 @@ class Texts:
         """Raises ResumeRefused: code TEXTS, a line in the file is no text of a run, or the note of what was begun is none."""
         self._path, self._begun = folder / TEXTS, folder / BEGUN
         self.whole = self.tokens = self.begun = 0
+        self.of_label = Counter[str | None]()
         self.places: dict[str | None, int] = {}
         end = self._read()
         self._read_begun()
@@ -73,6 +76,7 @@ class Texts:
         self._stream.flush()
         os.fsync(self._stream.fileno())
         self.whole += 1
+        self.of_label[text.label] += 1
         self.tokens += text.tokens
 
     def close(self) -> None:
@@ -92,6 +96,7 @@ class Texts:
                 if tuple(found) != _KEYS or not isinstance(found["number"], int) or not isinstance(found["tokens"], int):
                     raise ResumeRefused("TEXTS", f"{self._path}, line {place} is no text of a run; restore the file")
                 self.whole += 1
+                self.of_label[found["label"]] += 1
                 self.tokens += found["tokens"]
                 self.begun = max(self.begun, found["number"])
                 end += len(line)
