@@ -146,6 +146,16 @@ def ink_arms() -> Iterator[str]:
     yield from lines(json.loads((ROOT / "benchmarks" / "ink_real.json").read_text(encoding="utf-8"))["table"])
 
 
+def ink_examples() -> Iterator[str]:
+    """Returns texts of the topic world beside each other, by indices that the operating system drew, from `benchmarks/ink.json`."""
+    names = {"public": "public", "ink": "InvisibleInk", "amin": "Amin et al."}
+    yield f"| epsilon | {' | '.join(names.values())} |"
+    yield "|---|" + "---|" * len(names)
+    for row in json.loads((ROOT / "benchmarks" / "ink.json").read_text(encoding="utf-8"))["examples"]:
+        cells = [row["texts"][name].replace("<", "&lt;").replace("|", r"\|") for name in names]
+        yield f"| {row['epsilon']:g} | {' | '.join(cells)} |"
+
+
 def energies() -> Iterator[str]:
     """Returns the noise on Z of three ways to train a pair, by rank and gauge, from closed forms that tests hold to draws."""
     from dptrain.geometry.energy import DESIGNS, noise_on_product, pair_of
@@ -165,4 +175,5 @@ def energies() -> Iterator[str]:
 KINDS = {
     "energies": energies, "optimizers": optimizers, "families": families, "rules": rules, "adapters": adapters,
     "readers": readers, "places": places, "ink claims": ink_claims, "ink arms": ink_arms,
+    "ink examples": ink_examples,
 }  # fmt: skip
