@@ -36,6 +36,11 @@ class ServerRefused(DptrainError):
         self.status, self.kind, self.error = status, str(error.get("type", "")), error
 
 
+def _told(code: str, sentence: str) -> ServerRefused:
+    """Returns what this side says of an answer that began well."""
+    return ServerRefused(200, {"code": code, "message": sentence})
+
+
 class Client:
     """Asks one server as one client.
 
@@ -159,7 +164,7 @@ class Client:
                 yield found
         if not whole:
             sentence = "the answer broke off before its end; what came of it is no whole text"
-            raise ServerRefused(200, {"code": "BROKEN_OFF", "message": f"{sentence}, and is paid for: ask again"})
+            raise _told("BROKEN_OFF", f"{sentence}, and is paid for; ask again")
 
     def _json(self, method: str, path: str, **asked: Any) -> Any:
         answer = self._http.request(method, path, **asked)

@@ -147,7 +147,7 @@ def ink_arms() -> Iterator[str]:
 
 
 def ink_examples() -> Iterator[str]:
-    """Returns texts of the topic world beside each other, by indices that the operating system drew, from `benchmarks/ink.json`."""
+    """Returns texts of three arms, by indices that the operating system drew, from `benchmarks/ink.json`."""
     names = {"public": "public", "ink": "InvisibleInk", "amin": "Amin et al."}
     yield f"| epsilon | {' | '.join(names.values())} |"
     yield "|---|" + "---|" * len(names)
