@@ -13,7 +13,7 @@ from dptrain.errors import NotPrivateUse
 from dptrain.inference.invisibleink import generator
 from dptrain.serve.scheduler import Scheduler
 from tests.serve.test_serve_withdrawal import ADAPTER, withdraw, without
-from tests.worlds.listening import asking, held, listening, until
+from tests.worlds.listening import held, listening, told_by_events, until
 from tests.worlds.servers import Running
 from tests.worlds.texts import RICH, TOKENS, offered, spent, tell, telling
 
@@ -22,18 +22,8 @@ CHECK = generator.check_rows
 
 def reading(world: Running, url: str, into: list[str], client: str = "anna") -> threading.Thread:
     """Reads a text by events in a thread, and at the end a full stop."""
-
-    def read() -> None:
-        body = {"generation": "tales", "labels": {"kind": "boat"}, "stream": True}
-        with asking(world, url, client) as http, http.stream("POST", "/v1/dp/generations", json=body) as answer:
-            for line in answer.iter_lines():
-                if line.startswith("data: {"):
-                    into.append(line)
-        into.append(".")
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    return thread
+    body = {"generation": "tales", "labels": {"kind": "boat"}, "stream": True}
+    return told_by_events(world, url, client, "/v1/dp/generations", body, into)
 
 
 @contextmanager

@@ -1,16 +1,11 @@
 """Two server processes over one log: as many texts as the references pay for, and one that is killed takes nothing back."""
 
-import json
-import os
 import signal
-import socket
 import subprocess
-import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +13,7 @@ import httpx
 import pytest
 
 from ledger.budget.log import BudgetLog
-from tests.worlds.listening import until
+from tests.worlds.listening import served_apart, until
 from tests.worlds.texts import BATCH, BUDGET, COST, changes, telling, write
 
 pytestmark = pytest.mark.slow
@@ -44,28 +39,8 @@ with mock.patch.object(services, "open_gate", OpenGate), mock.patch.object(Serve
 """
 
 
-@contextmanager
-def server(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = [sys.executable, "-c", SERVER, ROOT, str(folder), str(port), json.dumps(changes(BUDGET, server=ROOM))]
-    environment = {**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(words, stderr=subprocess.DEVNULL, env=environment)
-    url = f"http://127.0.0.1:{port}"
-
-    def answers() -> bool:
-        assert process.poll() is None, "the server ended"
-        with suppress(httpx.HTTPError):
-            return httpx.get(url + "/readyz", timeout=5).status_code == 200
-        return False
-
-    try:
-        until(answers, 120)
-        yield process, url
-    finally:
-        process.kill()
-        process.wait()
+def server(folder: Path) -> AbstractContextManager[tuple["subprocess.Popen[bytes]", str]]:
+    return served_apart(SERVER, folder, changes(BUDGET, server=ROOM))
 
 
 @pytest.fixture

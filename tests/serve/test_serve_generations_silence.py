@@ -1,6 +1,5 @@
 """What a server tells of references and texts: counts by generation, and nothing of any of them."""
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,8 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dptrain.serve import program
-from tests.worlds.listening import asking, listening, spoken, until
+from tests.worlds.listening import asking, listening, logged, spoken, until
 from tests.worlds.servers import Running
 from tests.worlds.texts import REFERENCES, TOKENS, batches, tell, telling
 
@@ -19,25 +17,9 @@ SECRETS = ["quokka", "zanzibar", "ophelia", *(text for text in REFERENCES if len
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, str, list[str]]]:
     """A server that told all its texts and more, well and badly: (server, all its log at DEBUG, texts and ids)."""
-    lines: list[str] = []
-
-    class Kept(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if not record.name.startswith(("httpx", "httpcore", "websockets.client", "sqlalchemy")):
-                lines.append(f"{record.levelname} {record.name} {self.format(record)} {record.args}")
-
-    handler, root = Kept(), logging.getLogger()
-    before = root.level
-    root.addHandler(handler)
-    root.setLevel(logging.DEBUG)
-    program.quiet_logs()
-    try:
-        with telling(tmp_path_factory.mktemp("busy")) as world:
-            got = happened(world)
-            yield world, "\n".join(lines), got
-    finally:
-        root.setLevel(before)
-        root.removeHandler(handler)
+    with logged() as lines, telling(tmp_path_factory.mktemp("busy")) as world:
+        got = happened(world)
+        yield world, "\n".join(lines), got
 
 
 def happened(world: Running) -> list[str]:

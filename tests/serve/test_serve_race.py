@@ -1,17 +1,14 @@
 """Two server processes over one budget: exactly what the cap pays for is granted, and one that is killed takes nothing back."""
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ from websockets.sync.client import connect
 from ledger.budget import Unit
 from ledger.budget.log import BudgetLog
 from ledger.budget.rho import epsilon_of_rho
-from tests.worlds.listening import until
+from tests.worlds.listening import served_apart, until
 from tests.worlds.servers import running
 
 pytestmark = pytest.mark.slow
@@ -81,28 +78,8 @@ print(json.dumps(found))
 """
 
 
-@contextmanager
-def server(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = [sys.executable, "-c", SERVER, ROOT, str(folder), str(port), json.dumps(CHANGES)]
-    environment = {**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(words, stderr=subprocess.DEVNULL, env=environment)
-    url = f"http://127.0.0.1:{port}"
-
-    def answers() -> bool:
-        assert process.poll() is None, "the server ended"
-        with suppress(httpx.HTTPError):
-            return httpx.get(url + "/readyz", timeout=5).status_code == 200
-        return False
-
-    try:
-        until(answers, 120)
-        yield process, url
-    finally:
-        process.kill()
-        process.wait()
+def server(folder: Path) -> AbstractContextManager[tuple["subprocess.Popen[bytes]", str]]:
+    return served_apart(SERVER, folder, CHANGES)
 
 
 @pytest.fixture

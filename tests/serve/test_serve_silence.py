@@ -1,7 +1,6 @@
 """What a server tells of those who ask: nothing. All that it emits over a busy hour is searched for what they sent and got."""
 
 import json
-import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.sync.client import connect
 
-from dptrain.serve import program
-from tests.worlds.listening import asking, listening, spoken
+from tests.worlds.listening import asking, listening, logged, spoken
 from tests.worlds.servers import CLASSES, Running, running
 
 SECRETS = {
@@ -26,27 +24,11 @@ NAMES = ("anna", "bob", "eve")
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, str, dict[str, Any]]]:
     """A server that has seen everything: (server, all its log at DEBUG with that of its libraries, what was sent and got)."""
-    lines: list[str] = []
-
-    class Kept(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if not record.name.startswith(("httpx", "httpcore", "websockets.client", "sqlalchemy")):
-                lines.append(f"{record.levelname} {record.name} {self.format(record)} {record.args}")
-
-    handler, root = Kept(), logging.getLogger()
-    before = root.level
-    root.addHandler(handler)
-    root.setLevel(logging.DEBUG)
-    program.quiet_logs()
     caps = {"user": {"epsilon": 400.0, "delta": 1e-5}, "session": {"epsilon": 8.0, "delta": 1e-5}}
     classes = {**CLASSES, "released": {"artifacts": ["adapter:pub"], "mode": "released"}}
-    try:
-        with running(tmp_path_factory.mktemp("busy"), budget={"caps": caps}, classes=classes) as world:
-            got = happened(world)
-            yield world, "\n".join(lines), got
-    finally:
-        root.setLevel(before)
-        root.removeHandler(handler)
+    with logged() as lines, running(tmp_path_factory.mktemp("busy"), budget={"caps": caps}, classes=classes) as world:
+        got = happened(world)
+        yield world, "\n".join(lines), got
 
 
 def happened(world: Running) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from dptrain.serve.scheduler import Piece
 from dptrain.serve.service import Service
 from ledger.errors import LedgerBusy, ReleaseRefused
 from ledger.release import Rights
-from tests.worlds.listening import asking, begun, computed, held, listening, spoken, until
+from tests.worlds.listening import begun, computed, held, listening, spoken, told_by_events, until
 from tests.worlds.servers import Running, running
 
 ADAPTER = "adapter:pub"
@@ -38,18 +38,8 @@ def withdraw(world: Running) -> None:
 
 def stream(world: Running, url: str, model: str, client: str, into: list[str], tokens: int = 12) -> threading.Thread:
     """Reads an answer by events in a thread; its text, or the code of its error, and at the end a full stop."""
-
-    def read() -> None:
-        body = {"model": model, "prompt": "the boat", "max_tokens": tokens, "stream": True, "temperature": 0}
-        with asking(world, url, client) as http, http.stream("POST", "/v1/completions", json=body) as answer:
-            for line in answer.iter_lines():
-                if line.startswith("data: {"):
-                    into.append(line)
-        into.append(".")
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    return thread
+    body = {"model": model, "prompt": "the boat", "max_tokens": tokens, "stream": True, "temperature": 0}
+    return told_by_events(world, url, client, "/v1/completions", body, into)
 
 
 def test_running_answers_of_what_was_withdrawn_end_and_those_of_others_go_on(served: Running) -> None:

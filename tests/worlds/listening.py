@@ -1,21 +1,28 @@
 """A server of the tests behind a real socket, a model that computes when it is let, and pieces of answers put together."""
 
 import json
+import logging
 import math
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
 
 import httpx
 import uvicorn
 from websockets.sync.client import connect
 
 from dptrain.serve.app import make_app
-from dptrain.serve.program import settings
+from dptrain.serve.program import quiet_logs, settings
 from tests.worlds.servers import Running
+
+ROOT: Final = str(Path(__file__).resolve().parents[2])
 
 
 @contextmanager
@@ -60,6 +67,71 @@ def until(happened: Callable[[], Any], seconds: float = 10.0) -> None:
     while not happened():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.003)
+
+
+@contextmanager
+def served_apart(program: str, folder: Path, changes: dict[str, Any]) -> Iterator[tuple["subprocess.Popen[bytes]", str]]:
+    """Runs a server in a process of its own until it is left, and kills it then; gives the process and the URL.
+
+    ``program``: what the process runs, with the root of the project, the folder, a port and changes of the file as arguments.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [sys.executable, "-c", program, ROOT, str(folder), str(port), json.dumps(changes)]
+    environment = {**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(words, stderr=subprocess.DEVNULL, env=environment)
+    url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        assert process.poll() is None, "the server ended"
+        with suppress(httpx.HTTPError):
+            return httpx.get(url + "/readyz", timeout=5).status_code == 200
+        return False
+
+    try:
+        until(answers, 120)
+        yield process, url
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """Collects all that is logged, at DEBUG, but what clients of the tests log."""
+    lines: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if not record.name.startswith(("httpx", "httpcore", "websockets.client", "sqlalchemy")):
+                lines.append(f"{record.levelname} {record.name} {self.format(record)} {record.args}")
+
+    handler, root = Kept(), logging.getLogger()
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    quiet_logs()
+    try:
+        yield lines
+    finally:
+        root.setLevel(before)
+        root.removeHandler(handler)
+
+
+def told_by_events(world: Running, url: str, client: str, path: str, body: dict[str, Any], into: list[str]) -> threading.Thread:
+    """Reads an answer by events in a thread: its lines, and at the end a full stop."""
+
+    def read() -> None:
+        with asking(world, url, client) as http, http.stream("POST", path, json=body) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    into.append(line)
+        into.append(".")
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    return thread
 
 
 def computed(world: Running, turns: threading.Semaphore, answers: int) -> None:
