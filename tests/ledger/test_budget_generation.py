@@ -465,6 +465,90 @@ def test_what_a_contribution_spent_in_several_logs_is_added_up(tmp_path: Path) -
     assert {one.code for one in audited(two, **papers, others=[tmp_path]).findings} == {"OTHER"}
 
 
+def one_of_several(path: Path, texts: list[tuple[Unit, Unit]], *, commit: int | None = None, **changes: Any) -> Path:
+    """The export of one log among several: four contributions admitted, and these texts."""
+    rho = changes.pop("rho", TOKEN)
+    with created(path.with_suffix(".db"), log_id=path.name.encode() * 16, **changes) as made:
+        made.admit(FOUR, now=NOW)
+        for pair in texts:
+            paid = text_of(made, list(pair), rho=rho)
+            if commit is not None:
+                made.commit(paid, commit, now=NOW)
+        made.close_epoch(SIGNER, now=NOW)
+        return export_budget(made, path)
+
+
+def test_what_weakens_another_log_weakens_what_is_said_of_all_together(tmp_path: Path) -> None:
+    papers = brought(tmp_path / "papers")
+    honest = one_of_several(tmp_path / "a", [(ONE, TWO)])
+    freed = one_of_several(tmp_path / "b", [(ONE, TWO)] * 9, commit=0)
+    cheap = replace(RULE, policy=b"x" * 32, clip_norm_micro=1)
+    unsigned = one_of_several(tmp_path / "c", [(ONE, TWO)] * 9, generation=[cheap], rho=cheap.token_nano)
+    assert (audited(honest, **papers).verdict, audited(honest, **papers).qualifiers) == ("FULL", ())
+    found = audited(honest, **papers, others=[freed])
+    assert (found.verdict, found.qualifiers, found.findings) == ("FULL", ("FREED_TOLD",), ())
+    found = audited(honest, **papers, others=[freed, unsigned])
+    assert (found.verdict, found.qualifiers, found.findings) == ("TOLD", ("FREED_TOLD", "RULES_TOLD"), ())
+    assert any(note.startswith(f"{unsigned}: 9 reservations have no COMMIT") for note in found.notes)
+    assert any("2 other logs are the newest" in note for note in found.notes)
+
+
+def test_what_one_log_withdrew_and_another_paid_with_later_is_told(tmp_path: Path) -> None:
+    papers = brought(tmp_path / "papers")
+
+    def log(name: str, text: int, withdrawn: int | None) -> Path:
+        with created(tmp_path / f"{name}.db", log_id=name.encode() * 16) as made:
+            made.admit(FOUR, now=NOW)
+            text_of(made, [ONE, TWO], now=NOW + text)
+            if withdrawn is not None:
+                made.withdraw(ONE, now=NOW + withdrawn)
+            made.close_epoch(SIGNER, now=NOW + 30)
+            return export_budget(made, tmp_path / name)
+
+    left, later, before = log("a", 1, 4), log("b", 20, None), log("c", 4, None)
+    for first, other in ((left, later), (later, left)):
+        found = audited(first, **papers, others=[other])
+        assert (found.verdict, found.qualifiers) == ("FULL", ("WITHDRAWAL_LATE",))
+        assert any(ONE.name in note and "another log" in note for note in found.notes)
+    assert audited(left, **papers, others=[before]).qualifiers == ()
+    withdrawal = Withdrawal(bytes.fromhex(ONE.name), CORPUS, NOW + 3, "consent")
+    (tmp_path / "given").mkdir()
+    signed_file.write(tmp_path / "given" / "one.withdrawal", *sign_withdrawal(withdrawal, ALICE, signer="alice"))
+    found = audited(left, **papers, others=[before], withdrawals=tmp_path / "given")
+    assert found.qualifiers == ("WITHDRAWAL_LATE", "WITHDRAWAL_UNENTERED")
+    with created(tmp_path / "d.db", log_id=b"d" * 16, generation=()) as ruleless:
+        text_of(ruleless, [ONE, TWO], now=NOW + 4)
+        ruleless.close_epoch(SIGNER, now=NOW + 5)
+        without_rules = export_budget(ruleless, tmp_path / "d")
+    found = audited(left, **papers, others=[without_rules], withdrawals=tmp_path / "given")
+    assert found.qualifiers == ("RECORDS_TOLD", "WITHDRAWAL_LATE")
+
+
+def test_a_sum_over_logs_is_of_every_contribution_that_one_of_them_admitted(tmp_path: Path) -> None:
+    """Whichever log is told first, and whether or not the contribution paid in it, or stands in it at all."""
+    papers = brought(tmp_path / "papers")
+    first = one_of_several(tmp_path / "a", [(ONE, TWO)])
+    second, third = (one_of_several(tmp_path / name, [(THREE, FOURTH)] * 3) for name in "bc")
+    with created(tmp_path / "d.db", log_id=b"d" * 16) as empty:
+        empty.close_epoch(SIGNER, now=NOW)
+        nobody = export_budget(empty, tmp_path / "d")
+    for asked, others in ((first, [second, third]), (second, [first, third]), (nobody, [second, third])):
+        found = audited(asked, **papers, others=others).findings
+        assert [one.code for one in found] == ["TOGETHER"] * 2
+        assert all(any(name in one.sentence for one in found) for name in (THREE.name, FOURTH.name))
+
+
+def test_a_sum_over_logs_is_held_to_the_lowest_of_their_rules(tmp_path: Path) -> None:
+    papers = brought(tmp_path / "papers")
+    lower = signed(max_rho_nano=TOKENS * TOKEN)
+    signed_file.write(tmp_path / "papers" / "lower.cose", lower.payload, lower.sign1)
+    papers["policies"] = [*papers["policies"], tmp_path / "papers" / "lower.cose"]
+    most = one_of_several(tmp_path / "a", [(ONE, TWO)])
+    least = one_of_several(tmp_path / "b", [(ONE, TWO)], generation=[GenerationRule.of(lower, "sensitive")])
+    for asked, other in ((most, least), (least, most)):
+        assert [one.code for one in audited(asked, **papers, others=[other]).findings] == ["TOGETHER"] * 2
+
+
 @pytest.mark.parametrize("name", LIES)
 def test_every_lie_about_consent_is_found(name: str, leaves: list[Leaf], tmp_path: Path) -> None:
     change, expected = LIES[name]

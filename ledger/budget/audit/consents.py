@@ -18,7 +18,7 @@ from ledger.audit.findings import Report
 from ledger.audit.withdrawals import GivenWithdrawal, read_withdrawals
 from ledger.budget.audit.report import RuleRow
 from ledger.budget.generation import GenerationRule
-from ledger.budget.leaves import CONTRIBUTION, Header, Leaf, Reference, Text
+from ledger.budget.leaves import CONTRIBUTION, Header, Leaf, Reference, Text, Withdrawn
 from ledger.budget.rho import NANO, epsilon_of_rho
 from ledger.budget.state import BudgetState
 from ledger.errors import LeafRefused
@@ -73,7 +73,13 @@ class Brought:
 
 
 class Consents:
-    """Holds rules and REFERENCE leaves against what an auditor brings: signed policies, and keys of contributors."""
+    """Holds rules and REFERENCE leaves against what an auditor brings: signed policies, and keys of contributors.
+
+    Attributes:
+        last_paid: time of the last text that each contribution paid for. withdrawn_at: of its WITHDRAWN leaf.
+        signed_at: time of a withdrawal that was given, by who may withdraw.
+        notes: what a reader should know.
+    """
 
     def __init__(self, brought: Brought, fault: Report) -> None:
         self._brought, self._fault = brought, fault
@@ -84,6 +90,9 @@ class Consents:
         self._late = False
         self._given = {given.withdrawal.descriptor_hash for given in brought.withdrawals}
         self._paid: list[tuple[bytes, int]] = []  # by contributions of which a withdrawal was given, and when
+        self.last_paid: dict[bytes, int] = {}
+        self.withdrawn_at: dict[bytes, int] = {}
+        self.signed_at: dict[bytes, int] = {}
         self.notes: list[str] = []
 
     def judge_rules(self, header: Header) -> None:
@@ -110,6 +119,9 @@ class Consents:
             holders = (self._holders[account] for account in leaf.accounts if account in self._holders)
             self._late |= any(key.revoked(leaf.time) for _, key in holders)
             self._paid += [(account, leaf.time) for account in leaf.accounts if account in self._given]
+            self.last_paid.update(dict.fromkeys(leaf.accounts, leaf.time))
+        if isinstance(leaf, Withdrawn):
+            self.withdrawn_at[leaf.account] = leaf.time
         if not isinstance(leaf, Reference):
             return
         where = f"seq {leaf.seq}"
@@ -158,7 +170,6 @@ class Consents:
         enters one, and that a text was paid for after one was signed."""
         late: set[bytes] = set()
         unproven: set[bytes] = set()
-        signed_at: dict[bytes, int] = {}
         for given in self._brought.withdrawals:
             account, time = given.withdrawal.descriptor_hash, given.withdrawal.time
             if account not in state.admitted:
@@ -166,10 +177,10 @@ class Consents:
             signer = self._holders.get(account, (None, None))[0]
             proved = may_withdraw(given, signer, self._corpora.get(account), self._brought.owner_key)
             if proved:
-                signed_at[account] = min(time, signed_at.get(account, time))
+                self.signed_at[account] = min(time, self.signed_at.get(account, time))
             if account not in state.withdrawn:
                 (late if proved else unproven).add(account)
-        after = [account for account, time in self._paid if account in signed_at and time > signed_at[account]]
+        after = [account for account, time in self._paid if time > self.signed_at.get(account, time)]
         if after:
             told = f"{len(set(after))} contributions paid {len(after)} times for a text after their withdrawal was signed"
             self.notes.append(f"{told}, {min(after).hex()} among them; the times of leaves are the operator's word")

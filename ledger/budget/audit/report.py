@@ -39,10 +39,10 @@ WORDS: Final[dict[str, Word]] = QUALIFIERS | {
         brief="that the owner signed the rules of generation: the policy was not given",
     ),
     "WITHDRAWAL_LATE": Word(
-        "texts were paid for by contributions whose withdrawal was signed before, by the times of the leaves, which are the "
-        "operator's word",
+        "texts were paid for by contributions whose withdrawal was signed, or entered in another log, before, by the times of "
+        "the leaves, which are the operator's word",
         "ask the operator when it got these withdrawals",
-        brief="that withdrawals were heeded from when they were signed: texts followed",
+        brief="that withdrawals were heeded from when they were signed or entered: texts followed",
     ),
 }
 """Qualifiers of a budget log: those of every audit, and those that speak of contributions which make texts."""

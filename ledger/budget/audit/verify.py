@@ -1,7 +1,7 @@
 """Verifies an export of a budget log offline, from its files and a pinned key alone: every sum is added up again."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,10 +62,12 @@ def verify_budget(
     the rule allows, and nothing behind its withdrawal; each text was paid for by as many contributions as its rule has
     references, all of that one rule. How many tokens of a text were computed is the operator's word, and so are the times of
     the leaves: qualifiers say so where something was freed, or a withdrawal was signed before. Where the policy or the
-    registry is not given the verdict is TOLD, and qualifiers say whose word stands in their place. With `others`, no
-    contribution spent more over all of these logs together than the rule of this one allows over all texts; that there is no
-    further log is the operator's word, as the notes say. The audit cannot tell whether something was computed for which
-    nothing was reserved, or whether a mechanism adds the noise that its rho needs.
+    registry is not given the verdict is TOLD, and qualifiers say whose word stands in their place. With `others`, verdict and
+    qualifiers are those of all of these logs together: no contribution that one of them admitted spent more over all of them
+    than the lowest of the rules under which they admitted it allows over all texts, and a qualifier says where one paid after
+    another log had entered its withdrawal. That there is no further log, and that the other exports are the newest, is the
+    operator's word, as the notes say. The audit cannot tell whether something was computed for which nothing was reserved, or
+    whether a mechanism adds the noise that its rho needs.
 
     Args:
         keys: verifier keys of the log, obtained from a place that the exporter does not control.
@@ -86,15 +88,28 @@ def verify_budget(
     report: dict[str, Any] = {}
     try:
         brought = Brought.read(owner_key, policies, registry, withdrawals, lambda *said: findings.append(Finding(*said)))
-        state = _verify(Path(path), list(keys), clock, (minimum_size, max_age), findings, report, brought, contributions)
+        first = _verify(Path(path), list(keys), clock, (minimum_size, max_age), findings, report, brought, contributions)
         beside = [_other(Path(other), list(keys), clock, brought, findings) for other in others]
-        _judge_together(state, [one for one in beside if one is not None], brought, findings)
+        if first is not None:
+            together = [first, *(one for one in beside if one is not None)]
+            _judge_together(together, brought, findings)
+            _unite(together, report, plain=not findings)
     except Exception as error:  # an input that breaks the auditor must not pass the audit
         findings.append(Finding("INTERNAL", str(path), f"the audit broke off: {type(error).__name__}: {error}"))
     told = {"CONSENT_TOLD", "RULES_TOLD"} & set(report.get("qualifiers", ()))
     verdict: Verdict = "FAILED" if findings else "TOLD" if told else "FULL"
     found = BudgetReport(verdict=verdict, findings=tuple(findings[:MAX_FINDINGS]), now=clock, **report)
-    return replace(found, notes=(*_notes(found, len(others)), *found.notes)) if not findings else found
+    return replace(found, notes=(*_over_all(found, len(others)), *found.notes)) if not findings else found
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """Holds what one export adds up to, and what its own audit says."""
+
+    path: Path
+    state: BudgetState
+    consents: Consents
+    report: dict[str, Any]
 
 
 def _verify(
@@ -106,7 +121,7 @@ def _verify(
     report: dict[str, Any],
     brought: Brought,
     wanted: Sequence[bytes],
-) -> BudgetState | None:
+) -> _Log | None:
     """Audits one export; returns what its leaves add up to, None where they could not be read."""
 
     def fault(code: str, where: str, sentence: str) -> None:
@@ -168,29 +183,26 @@ def _verify(
         qualifiers=tuple(sorted(qualifiers)),
         generation=tuple(consents.rows(state)),
         contributions=tuple(charges.rows(state)),
-        notes=tuple(consents.notes),
     )
-    return state
+    if not findings:
+        report["notes"] = tuple(_notes(BudgetReport(verdict="FULL", findings=(), now=now, **report)))
+    return _Log(path, state, consents, report)
 
 
-def _other(path: Path, keys: list[str], now: int, brought: Brought, findings: list[Finding]) -> BudgetState | None:
+def _other(path: Path, keys: list[str], now: int, brought: Brought, findings: list[Finding]) -> _Log | None:
     """Audits the export of another log, and reports where it cannot be relied on."""
     wrong: list[Finding] = []
-    state = _verify(path, keys, now, (None, None), wrong, {}, brought, ())
+    found = _verify(path, keys, now, (None, None), wrong, {}, brought, ())
     if wrong:
         sentence = f"its own audit FAILED: {wrong[0].code} {wrong[0].where}: {wrong[0].sentence}"
         findings.append(Finding("OTHER", str(path), sentence))
         return None
-    return state
+    return found
 
 
-def _judge_together(
-    state: BudgetState | None, others: list[BudgetState], brought: Brought, findings: list[Finding]
-) -> None:
+def _judge_together(together: list[_Log], brought: Brought, findings: list[Finding]) -> None:
     """Adds up over several logs what contributions spent, and wants every policy that was given to be named by one of them."""
-    if state is None:
-        return
-    logs = [state, *others]
+    logs = [one.state for one in together]
     named = {rule.policy for log in logs for rule in log.header.generation}
     for digest in sorted(brought.policies.keys() - named):
         sentence = f"a policy was given, {digest.hex()}, and no rule of the header names it"
@@ -198,11 +210,46 @@ def _judge_together(
     if len({log.header.log_id for log in logs}) < len(logs):
         findings.append(Finding("OTHER", "seq 0", "two of the exports are of one log; give the newest export of each, once"))
         return
-    for account, admitted in state.admitted.items():
-        together, most = sum(log.spent(account) for log in logs), state.rules[admitted.rule].max_rho_nano
-        if state.spent(account) and together > most:
-            sentence = f"the contribution {account.hex()} spent {together} of 1e-9 rho over {len(logs)} logs"
-            findings.append(Finding("TOGETHER", f"seq {admitted.seq}", f"{sentence}; its rule allows {most} over all texts"))
+    most: dict[bytes, int] = {}
+    where: dict[bytes, str] = {}
+    for one in together:
+        for account, admitted in one.state.admitted.items():
+            allowed = one.state.rules[admitted.rule].max_rho_nano
+            most[account] = min(allowed, most.get(account, allowed))
+            where.setdefault(account, f"seq {admitted.seq}" if one is together[0] else f"{one.path}: seq {admitted.seq}")
+    for account, allowed in most.items():
+        spent = sum(log.spent(account) for log in logs)
+        if len(logs) > 1 and spent > allowed:
+            sentence = f"the contribution {account.hex()} spent {spent} of 1e-9 rho over {len(logs)} logs"
+            findings.append(Finding("TOGETHER", where[account], f"{sentence}; its rule allows {allowed} over all texts"))
+
+
+def _unite(together: list[_Log], report: dict[str, Any], *, plain: bool) -> None:
+    """Has the report of the first log say what weakens that of any: its qualifiers, its notes, and texts that it made of what
+    another one had withdrawn. No size is asked for of the others: UNCOMPARED speaks of the first. `plain`: whether notes say
+    what nothing is wrong with too."""
+    qualifiers, notes = set(report["qualifiers"]), list[str]()
+    for number, one in enumerate(together):
+        own = [*(one.report.get("notes", ()) if plain else ()), *one.consents.notes]
+        notes += [f"{one.path}: {note}" for note in own] if number else own
+        qualifiers |= set(one.report["qualifiers"]) - ({"UNCOMPARED"} if number else set())
+    entered: dict[bytes, int] = {}
+    signed: dict[bytes, int] = {}  # what was given, by the logs that show who may withdraw
+    for one in together:
+        for known, found in ((entered, one.consents.withdrawn_at), (signed, one.consents.signed_at)):
+            for account, time in found.items():
+                known[account] = min(time, known.get(account, time))
+    late: set[bytes] = set()
+    for one in together:
+        for account, time in one.consents.last_paid.items():
+            unheld = account not in one.state.admitted and time > signed.get(account, time)
+            if unheld or time > entered.get(account, time):
+                late.add(account)
+    if late:
+        qualifiers.add("WITHDRAWAL_LATE")
+        told = f"{len(late)} contributions paid for a text after another log had entered or shown their withdrawal"
+        notes.append(f"{told}, {min(late).hex()} among them; the times of leaves are the operator's word")
+    report.update(qualifiers=tuple(sorted(qualifiers)), notes=tuple(notes))
 
 
 def _added_up(
@@ -251,8 +298,19 @@ def _cap_rows(state: BudgetState) -> list[CapRow]:
     return rows
 
 
-def _notes(report: BudgetReport, others: int) -> list[str]:
-    """Says what nothing is wrong with and a reader should know."""
+def _over_all(report: BudgetReport, others: int) -> list[str]:
+    """Says what stands on no leaf of any log that was given."""
+    notes = []
+    if report.generation:
+        told = "a rule holds over all texts of a contribution, and that no other log charged anything to it"
+        notes.append(f"{told} is the operator's word" + (f"; {others} more were looked at" if others else " (--earlier)"))
+    if others:
+        notes.append(f"that exports of {others} other logs are the newest is the operator's word: no size was asked of them")
+    return notes
+
+
+def _notes(report: BudgetReport) -> list[str]:
+    """Says of one log what nothing is wrong with and a reader should know."""
     notes = []
     if report.open:
         notes.append(f"{report.open} reservations have no COMMIT leaf; they count whole")
@@ -260,9 +318,6 @@ def _notes(report: BudgetReport, others: int) -> list[str]:
         notes.append(f"{report.behind_epoch} leaves stand behind the last epoch")
     if report.undelivered:
         notes.append(f"{report.undelivered} notices are not recorded as delivered")
-    if report.generation:
-        told = "a rule holds over all texts of a contribution, and that no other log charged anything to it"
-        notes.append(f"{told} is the operator's word" + (f"; {others} more were looked at" if others else " (--earlier)"))
     for row in report.generation:
         if row.admitted:
             told = "whose signatures were not verified" if "CONSENT_TOLD" in report.qualifiers else "under keys of the registry"
