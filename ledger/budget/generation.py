@@ -27,7 +27,8 @@ CONTRIBUTIONS: Final = 1900
 """Most contributions of one text: a leaf names all of them, and a leaf takes less than 64 KiB."""
 
 INK: Final = "invisibleink"
-"""Mechanism by which contributions make texts: under rules of generation nobody else pays for it."""
+"""Mechanism by which contributions make texts: under rules of generation nobody else pays for it. A log cannot say whether
+another mechanism, under whatever name, makes texts too; where others pay by one, an audit says USE_TOLD."""
 
 REFERENCES: Final = Count(1, CONTRIBUTIONS, f"1..{CONTRIBUTIONS}")
 SCALED: Final = Count(1, MAX_MICRO, "micro", "1e-6")

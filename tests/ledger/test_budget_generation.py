@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attest import signed_file
+from attest import keys, signed_file
 from attest.attestation import Attestation
 from attest.descriptor import MAX_MICRO, TRAIN
-from attest.policy import SignedPolicy
+from attest.policy import SignedPolicy, sign_policy, verify_policy
 from attest.withdrawal import Withdrawal, sign_withdrawal
 from ledger import layout
 from ledger.budget import GenerationRule, Mechanism, Unit
@@ -38,7 +38,7 @@ from ledger.proofs.prover import ExportReader
 from ledger.storage.place import Place
 from tests.worlds import budgets
 from tests.worlds.commands import Shell
-from tests.worlds.gate import ALICE, BOB, CORPUS, NOW, OWNER, registry_bytes
+from tests.worlds.gate import ALICE, BOB, CORPUS, MICRO, NOW, OWNER, registry_bytes
 from tests.worlds.generating import (
     BY_PAPERS,
     FOUR,
@@ -620,6 +620,56 @@ def test_what_contributions_got_back_is_shown_and_told_as_the_operators_word(pat
     [one] = report.contributions
     assert (one.reserved_nano, one.freed_nano) == (2 * TOKENS * TOKEN, (TOKENS - 7) * TOKEN)
     assert one.spent_nano == one.reserved_nano - one.freed_nano
+
+
+def test_what_others_pay_for_under_rules_of_generation_is_told_and_so_is_what_they_got_back(tmp_path: Path) -> None:
+    """By whatever name and price: a log says who paid, and not what was computed."""
+    papers = brought(tmp_path / "papers")
+    mechanisms = [
+        Mechanism("answers", 1000, False, "something else"),
+        Mechanism("invisibleink", 1, True, "tokens"),
+        Mechanism("invisibleink2", 1, True, "tokens again"),
+    ]
+    caps = {"contribution": (10 * MICRO, 10**6), "corpus": (10 * MICRO, 10**6)}
+    for name, mechanism in (("a", "answers"), ("b", "invisibleink2")):
+        changes = {"log_id": name.encode() * 16, "mechanisms": mechanisms, "caps": caps}
+        with created(tmp_path / f"{name}.db", **changes) as log:
+            log.admit(FOUR, now=NOW)
+            paid = log.reserve(Unit("corpus", "c"), mechanism, 10, rho_nano=1000, now=NOW)
+            log.close_epoch(SIGNER, now=NOW)
+            found = audited(export_budget(log, tmp_path / f"{name} open"), **papers)
+            assert (found.verdict, found.qualifiers) == ("FULL", ("USE_TOLD",))
+            assert any(note.startswith("1 reservations were paid for by no contribution") for note in found.notes)
+            log.commit(paid, 0, now=NOW)
+            log.close_epoch(SIGNER, now=NOW)
+            found = audited(export_budget(log, tmp_path / f"{name} freed"), **papers)
+            assert (found.verdict, found.qualifiers) == ("FULL", ("FREED_TOLD", "USE_TOLD"))
+
+
+def test_a_contributor_has_no_more_contributions_than_registry_and_policy_allow(tmp_path: Path) -> None:
+    papers = brought(tmp_path / "papers")
+
+    def found(cap: int, **left: Any) -> list[tuple[str, str]]:
+        policy = replace(signed().policy, contributor_cap=cap)
+        root = policy.registry_root
+        assert root is not None
+        made = verify_policy(*sign_policy(policy, OWNER, owner="owner", registry_root=root), keys.public_bytes(OWNER))
+        file = tmp_path / f"{cap}.cose"
+        if not file.exists():
+            signed_file.write(file, made.payload, made.sign1)
+        place = tmp_path / f"{cap} {len(left)}"
+        with created(place.with_suffix(".db"), generation=[GenerationRule.of(made, "sensitive")]) as log:
+            log.admit(FOUR, now=NOW)
+            log.withdraw(ONE, now=NOW)
+            log.close_epoch(SIGNER, now=NOW)
+            report = audited(export_budget(log, place), **{**papers, "policies": [file], **left})
+        return [(one.code, one.where) for one in report.findings]
+
+    # Alice has the first three leaves behind the header, Bob the fourth; who withdraws counts on.
+    assert found(3) == []
+    assert found(2) == [("CONTRIBUTOR_CAP", "seq 3")]
+    assert found(1) == [("CONTRIBUTOR_CAP", "seq 2"), ("CONTRIBUTOR_CAP", "seq 3")]
+    assert found(1, registry=None) == []
 
 
 def test_what_was_charged_to_a_contribution_is_found_by_its_digest_alone(export: Path) -> None:

@@ -8,9 +8,9 @@ from attest import sign1
 from attest.descriptor import GENERATE, SignedDescriptor
 from attest.errors import AttestError
 from attest.fixed_point import PICO
-from attest.gate.checks import check_audience, check_bounds, check_purpose, check_validity
+from attest.gate.checks import Share, check_audience, check_bounds, check_purpose, check_validity
 from attest.keys import check_public_key
-from attest.policy import SignedPolicy, open_policy
+from attest.policy import Policy, SignedPolicy, open_policy
 from attest.registry import Contributor, KeyRecord, Registry, open_registry
 from attest.schema.plain import utc
 from ledger.audit.attested import Known
@@ -18,7 +18,7 @@ from ledger.audit.findings import Report
 from ledger.audit.withdrawals import GivenWithdrawal, read_withdrawals
 from ledger.budget.audit.report import RuleRow
 from ledger.budget.generation import GenerationRule
-from ledger.budget.leaves import CONTRIBUTION, Header, Leaf, Reference, Text, Withdrawn
+from ledger.budget.leaves import CONTRIBUTION, Header, Leaf, Reference, Reserve, Text, Withdrawn
 from ledger.budget.rho import NANO, epsilon_of_rho
 from ledger.budget.state import BudgetState
 from ledger.errors import LeafRefused
@@ -85,9 +85,11 @@ class Consents:
         self._brought, self._fault = brought, fault
         self._rules: dict[str, GenerationRule] = {}
         self._verified: dict[str, int] = {}
+        self._shares: dict[tuple[str, str], int] = {}
         self._holders: dict[bytes, tuple[Contributor, KeyRecord]] = {}
         self._corpora: dict[bytes, str] = {}
         self._late = False
+        self._elsewhere = 0
         self._given = {given.withdrawal.descriptor_hash for given in brought.withdrawals}
         self._paid: list[tuple[bytes, int]] = []  # by contributions of which a withdrawal was given, and when
         self.last_paid: dict[bytes, int] = {}
@@ -115,6 +117,7 @@ class Consents:
 
     def see(self, leaf: Leaf) -> None:
         """Takes the next leaf, which the replay took."""
+        self._elsewhere += isinstance(leaf, Reserve)
         if isinstance(leaf, Text):
             holders = (self._holders[account] for account in leaf.accounts if account in self._holders)
             self._late |= any(key.revoked(leaf.time) for _, key in holders)
@@ -137,6 +140,8 @@ class Consents:
             self._corpora[leaf.account] = signed.corpus
         policy = self._brought.policies.get(self._rules[leaf.rule].policy) if leaf.rule in self._rules else None
         rule = None if policy is None else policy.policy.find_class(leaf.rule)
+        if policy is not None and self._brought.registry is not None and leaf.account in self._holders:
+            self._count(self._holders[leaf.account][0], policy.policy, self._brought.registry, where)
         if policy is not None and rule is not None:
             try:
                 check_audience(signed, policy.policy)
@@ -146,6 +151,15 @@ class Consents:
             except AttestError as error:
                 self._fault(error.code, where, f"its attestation: {error.sentence}")
 
+    def _count(self, contributor: Contributor, policy: Policy, registry: Registry, where: str) -> None:
+        """Counts an admission of a contributor, or of the person behind it, as the gate does: who withdraws counts on."""
+        share = Share.of(contributor.name, policy, registry)
+        held = policy.corpus, share.holder
+        self._shares[held] = count = self._shares.get(held, 0) + 1
+        if count > share.cap:
+            sentence = f"{share.holder} has {count} contributions admitted by now, registry and policy allow {share.cap}"
+            self._fault("CONTRIBUTOR_CAP", where, sentence)
+
     def begin(self, header: Header) -> None:
         """Takes the header."""
         self._rules = header.rules()
@@ -153,7 +167,7 @@ class Consents:
     def told(self, state: BudgetState) -> set[str]:
         """Returns qualifiers for what was not held against anything."""
         rules = state.header.generation
-        found = {"FREED_TOLD"} if state.freed_of_texts else set()
+        found = {"FREED_TOLD"} if (state.freed if rules else state.freed_of_texts) else set()
         if not rules:
             pays = any(account.unit == CONTRIBUTION for account in state.accounts.values())
             return found | ({"RECORDS_TOLD"} if pays else set())
@@ -163,6 +177,10 @@ class Consents:
             found.add("CONSENT_TOLD")
         if self._late:
             found.add("KEY_REVOKED")
+        if self._elsewhere:
+            found.add("USE_TOLD")
+            told = f"{self._elsewhere} reservations were paid for by no contribution"
+            self.notes.append(f"{told}; that no text was made of contributions by them is the operator's word")
         return found | self._of_withdrawals(state)
 
     def _of_withdrawals(self, state: BudgetState) -> set[str]:

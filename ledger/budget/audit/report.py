@@ -15,10 +15,10 @@ WORDS: Final[dict[str, Word]] = QUALIFIERS | {
         brief="that contributors consented to generation: no signature was verified",
     ),
     "FREED_TOLD": Word(
-        "how many tokens of each text were computed is the operator's word: what was reserved for others went back to the "
-        "contributions",
+        "how many tokens of each text, or releases of another reservation, were computed is the operator's word: what was "
+        "reserved for others went back to who paid",
         "count what was reserved, which is shown beside it, where you do not take the operator's word",
-        brief="how many tokens were computed: contributions got back the rest",
+        brief="how many tokens were computed: who paid got back the rest",
     ),
     "KEY_REVOKED": Word(
         "texts were paid for by contributions whose contributor's key was revoked by then, as the registry says; the operator "
@@ -37,6 +37,12 @@ WORDS: Final[dict[str, Word]] = QUALIFIERS | {
         "that they name was not given",
         "get the signed policy from the corpus owner, and give it with --policy and --owner-key",
         brief="that the owner signed the rules of generation: the policy was not given",
+    ),
+    "USE_TOLD": Word(
+        "that no text was made of contributions by reservations which other units paid for is the operator's word: a log says "
+        "who paid, and not what was computed",
+        "ask the operator what these reservations were for, or for a log by which contributions alone pay",
+        brief="what reservations were for that no contribution paid for",
     ),
     "WITHDRAWAL_LATE": Word(
         "texts were paid for by contributions whose withdrawal was signed, or entered in another log, before, by the times of "

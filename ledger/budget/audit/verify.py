@@ -61,13 +61,14 @@ def verify_budget(
     a key of the registry given that was valid then; and it paid what the numbers of that rule cost at least, never more than
     the rule allows, and nothing behind its withdrawal; each text was paid for by as many contributions as its rule has
     references, all of that one rule. How many tokens of a text were computed is the operator's word, and so are the times of
-    the leaves: qualifiers say so where something was freed, or a withdrawal was signed before. Where the policy or the
-    registry is not given the verdict is TOLD, and qualifiers say whose word stands in their place. With `others`, verdict and
-    qualifiers are those of all of these logs together: no contribution that one of them admitted spent more over all of them
-    than the lowest of the rules under which they admitted it allows over all texts, and a qualifier says where one paid after
-    another log had entered its withdrawal. That there is no further log, and that the other exports are the newest, is the
-    operator's word, as the notes say. The audit cannot tell whether something was computed for which nothing was reserved, or
-    whether a mechanism adds the noise that its rho needs.
+    the leaves: qualifiers say so where something was freed, or a withdrawal was signed before; and where somebody else paid for
+    a reservation, that no text was made by it. No contributor, nor the person behind several, has more contributions admitted
+    by one log than registry and policy allow. Where the policy or the registry is not given the verdict is TOLD, and qualifiers
+    say whose word stands in their place. With `others`, verdict and qualifiers are those of all of these logs together: no
+    contribution that one of them admitted spent more over all of them than the lowest of the rules under which they admitted it
+    allows over all texts, and a qualifier says where one paid after another log had entered its withdrawal. That there is no
+    further log, and that the other exports are the newest, is the operator's word, as the notes say. The audit cannot tell
+    whether something was computed for which nothing was reserved, or whether a mechanism adds the noise that its rho needs.
 
     Args:
         keys: verifier keys of the log, obtained from a place that the exporter does not control.
