@@ -364,8 +364,32 @@ def test_a_file_that_is_no_withdrawal_or_that_others_signed_is_passed_over_by_no
         assert refused["code"] == "WITHDRAWAL_UNPROVEN" and "passed over" in refused["sentence"]
     laid.write_bytes(b"nothing")
     assert run(clinic, code=1)["error"]["code"] == "WITHDRAWALS"
-    laid.rename(laid.with_name(laid.name + ".refused"))
+    renamed = laid.rename(laid.with_name(laid.name + ".refused"))
+    assert run(clinic, code=1)["error"]["code"] == "WITHDRAWALS"
+    renamed.unlink()
     assert run(clinic)["texts"] == 1
+
+
+@pytest.mark.parametrize("name", ["{}.taken", "{}.refused", "{}~"])
+def test_a_withdrawal_counts_whatever_its_name_is_and_what_is_hidden_or_a_folder_is_told(clinic, name):
+    sign(clinic, "notes", texts(4))
+    path, digest = withdraw(clinic)
+    laid = lay(clinic, path)
+    hidden, folder = laid.with_name("." + laid.name), laid.with_name("more")
+    laid.rename(hidden)
+    refused = run(clinic, code=1)["error"]
+    assert refused["code"] == "WITHDRAWALS" and hidden.name in refused["sentence"]
+    folder.mkdir()
+    hidden.rename(folder / laid.name)
+    refused = run(clinic, code=1)["error"]
+    assert refused["code"] == "WITHDRAWALS" and "more" in refused["sentence"]
+    (folder / laid.name).rename(laid.with_name(name.format(laid.name)))
+    folder.rmdir()
+    told = run(clinic)
+    assert (told["texts"], told["references"], told["refused"]) == (1, 3, {"WITHDRAWN": 1})
+    with log_of(clinic) as log:
+        assert log.state.withdrawn.keys() == {digest}
+    assert run(clinic, "--texts", "1")["new"] == 0, "entered twice it is harmless"
 
 
 def test_a_withdrawal_of_a_contribution_that_is_not_here_is_told_where_it_was_given_by_name(clinic):

@@ -102,9 +102,14 @@ GENERATED = (
         T_POOL + "test_a_larger_cap_pays_for_more_texts_of_every_batch_one_round_after_the_other",
     ),
     Mutant(
-        "what another process has spent is passed over", POOL, "                if self.pays(batch):\n",
+        "what another process has spent is passed over", POOL, "                if not self.overtaken(batch, error):\n",
         "                if True:\n",
         T_POOL + "test_a_batch_that_another_process_pays_with_meanwhile_is_passed_over",
+    ),
+    Mutant(
+        "and what was withdrawn meanwhile", POOL, "(isinstance(error, BudgetExhausted) or error.code in _GONE)",
+        "isinstance(error, BudgetExhausted)",
+        T_POOL + "test_a_batch_of_which_one_contribution_is_withdrawn_meanwhile_is_passed_over",
     ),
     Mutant(
         "a text costs no more than its rule lets it", PLAN, "if (cost := made.tokens * made.nano_rho) > rule.max_rho_nano:",
@@ -155,6 +160,10 @@ GENERATED = (
         T_SIGNED + "test_a_withdrawal_beside_the_budget_is_entered_before_the_next_text_of_a_run",
     ),
     Mutant(
+        "what is hidden among them is told", WITHDRAWING, "        if strays:\n", "        if False:\n",
+        T_SIGNED + "test_a_withdrawal_counts_whatever_its_name_is_and_what_is_hidden_or_a_folder_is_told",
+    ),
+    Mutant(
         "nobody withdraws for others", WITHDRAWING, "            self._require_entitled(path, one, leaf)\n", "",
         T_SIGNED + "test_a_file_that_is_no_withdrawal_or_that_others_signed_is_passed_over_by_nobody",
     ),
@@ -189,7 +198,7 @@ GENERATED = (
            T_RUN + "test_a_line_that_a_crash_cut_is_taken_away_and_no_other"),
     Mutant("a text that was cut is counted as lost", RUN, "                self.texts.note(number + 1, self.pool.places)\n", "",
            _CRASHED),
-    Mutant("one that was never paid for is not", RUN, "            if self.texts.begun > number:\n", "            if False:\n",
+    Mutant("one that was never paid for is not", RUN, "if self.texts.begun > number and not self._paid(request):", "if False:",
            T_RUN + "test_a_text_that_began_and_was_not_paid_for_is_not_lost"),
     Mutant(
         "a text that is stopped is settled", RUN, "                stream.close()\n", "",
