@@ -213,6 +213,7 @@ def test_the_text_of_a_row_stands_in_the_field_that_is_named_and_a_row_without_i
     sign(clinic, "notes", ["a red boat"])
     assert [one.text for one in judged(clinic)] == ["a red boat"]
     assert [one.text for one in judged(clinic, field="note")] == [""]
+    assert (judged(clinic).absent, judged(clinic, field="note").absent) == (None, "note")
     assert clinic.json(*GENERATE, "--field", "note", "--plan", code=1)["error"]["code"] == "BATCH"
 
 

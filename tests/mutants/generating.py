@@ -20,14 +20,18 @@ _SALTED = T_RUN + "test_another_salt_beside_the_same_log_is_refused_because_ids_
 
 GENERATED = (
     Mutant(
-        "an empty reference keeps its place", READ, '                yield one, _told(row["text"])\n',
-        '                if row["text"]:\n                    yield one, _told(row["text"])\n',
+        "an empty reference keeps its place", READ, "                yield one, (_told(",
+        "                if row[_FIELD]:\n                    yield one, (_told(",
         T_READ + "test_every_row_keeps_its_place_and_one_that_is_empty_or_null_is_a_null_reference",
     ),
     Mutant(
         "what is no text is null", READ, 'isinstance(found, str) and _encodes(found) else ""',
         "_encodes(str(found)) else str(1 / 0)",
         T_READ + "test_what_is_no_text_is_a_null_reference_and_ends_the_run_for_nobody",
+    ),
+    Mutant(
+        "what is wrong beside an id is null", READ, "sound = sound and len(line", "sound = True or len(line",
+        T_READ + "test_a_row_with_an_id_is_null_whatever_else_is_wrong_with_it",
     ),
     Mutant(
         "a unit is an id under the salt", READ, "hmac.new(salt, one.encode(), hashlib.sha256).hexdigest()",
