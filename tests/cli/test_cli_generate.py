@@ -279,6 +279,10 @@ def test_a_delta_above_one_over_the_references_is_cautioned(shell, typed):
     assert shell.json(*plan_of(typed), "--plan")["cautions"] == []
     words = [*without(plan_of(typed), "--delta"), "--delta", "0.1", "--plan"]
     [caution] = shell.json(*words)["cautions"]
+    rows = shell.directory / "refs.jsonl"
+    rows.write_text(rows.read_text().replace('"text"', '"note"'))
+    [told] = shell.json(*plan_of(typed), "--plan")["cautions"]
+    assert told == "no row has the field 'text', so that all references are null: name the right one"
     assert "not below one over 10 references" in caution and caution in shell.run(*words).stdout.replace("\n", " ")
 
 

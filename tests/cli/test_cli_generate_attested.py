@@ -213,6 +213,7 @@ def test_the_text_of_a_row_stands_in_the_field_that_is_named_and_a_row_without_i
     sign(clinic, "notes", ["a red boat"])
     assert [one.text for one in judged(clinic)] == ["a red boat"]
     assert [one.text for one in judged(clinic, field="note")] == [""]
+    assert (judged(clinic).absent, judged(clinic, field="note").absent) == (None, "note")
     assert clinic.json(*GENERATE, "--field", "note", "--plan", code=1)["error"]["code"] == "BATCH"
 
 
@@ -364,8 +365,32 @@ def test_a_file_that_is_no_withdrawal_or_that_others_signed_is_passed_over_by_no
         assert refused["code"] == "WITHDRAWAL_UNPROVEN" and "passed over" in refused["sentence"]
     laid.write_bytes(b"nothing")
     assert run(clinic, code=1)["error"]["code"] == "WITHDRAWALS"
-    laid.rename(laid.with_name(laid.name + ".refused"))
+    renamed = laid.rename(laid.with_name(laid.name + ".refused"))
+    assert run(clinic, code=1)["error"]["code"] == "WITHDRAWALS"
+    renamed.unlink()
     assert run(clinic)["texts"] == 1
+
+
+@pytest.mark.parametrize("name", ["{}.taken", "{}.refused", "{}~"])
+def test_a_withdrawal_counts_whatever_its_name_is_and_what_is_hidden_or_a_folder_is_told(clinic, name):
+    sign(clinic, "notes", texts(4))
+    path, digest = withdraw(clinic)
+    laid = lay(clinic, path)
+    hidden, folder = laid.with_name("." + laid.name), laid.with_name("more")
+    laid.rename(hidden)
+    refused = run(clinic, code=1)["error"]
+    assert refused["code"] == "WITHDRAWALS" and hidden.name in refused["sentence"]
+    folder.mkdir()
+    hidden.rename(folder / laid.name)
+    refused = run(clinic, code=1)["error"]
+    assert refused["code"] == "WITHDRAWALS" and "more" in refused["sentence"]
+    (folder / laid.name).rename(laid.with_name(name.format(laid.name)))
+    folder.rmdir()
+    told = run(clinic)
+    assert (told["texts"], told["references"], told["refused"]) == (1, 3, {"WITHDRAWN": 1})
+    with log_of(clinic) as log:
+        assert log.state.withdrawn.keys() == {digest}
+    assert run(clinic, "--texts", "1")["new"] == 0, "entered twice it is harmless"
 
 
 def test_a_withdrawal_of_a_contribution_that_is_not_here_is_told_where_it_was_given_by_name(clinic):

@@ -11,7 +11,7 @@ from dptrain.inference.invisibleink.plan import NAME, mechanism
 from dptrain.inference.invisibleink.pool import Pool
 from dptrain.inference.invisibleink.references import References
 from ledger.budget.log import BudgetLog, BudgetSpec
-from ledger.errors import BudgetExhausted
+from ledger.errors import BudgetExhausted, LeafRefused
 from tests.worlds.ledgers import SIGNER
 from tests.worlds.text_runs import SALT, spent_by, write_labels, write_references
 
@@ -145,6 +145,33 @@ def test_a_batch_that_another_process_pays_with_meanwhile_is_passed_over(referen
     ink = Slower()
     pool.stream(ink)
     assert ink.paid == ["another", tuple(one.unit.name for one in second)]
+
+
+def test_a_batch_of_which_one_contribution_is_withdrawn_meanwhile_is_passed_over(references, log):
+    first, second, third = references.batches(3, SALT)[None]
+    pool = Pool(references, PLAN, log, SALT)
+
+    class Slower(Ink):
+        def stream(self, texts, meter, *, labels=None):
+            if not self.paid:
+                self.paid.append("another")
+                with BudgetLog.open(log.place) as other:
+                    other.withdraw(first[1].unit)
+            return super().stream(texts, meter, labels=labels)
+
+    ink = Slower()
+    pool.stream(ink)
+    assert ink.paid == ["another", tuple(one.unit.name for one in second)]
+    assert pool.take()[0] == third
+
+
+def test_a_reservation_that_is_refused_for_another_reason_is_told(references, log):
+    class Wrong(Ink):
+        def stream(self, texts, meter, *, labels=None):
+            raise LeafRefused("RHO", "a token costs more")
+
+    with pytest.raises(LeafRefused, match="RHO"):
+        Pool(references, PLAN, log, SALT).stream(Wrong())
 
 
 def test_a_label_is_public_and_one_without_a_batch_is_refused_by_name(tmp_path, log):

@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from attest.errors import FileRefused
 from dptrain.errors import ConfigError
 from dptrain.inference.invisibleink.formulas import require_mean, sensitivity_of
 from dptrain.inference.invisibleink.partition import REFUSED_PARTITIONS, require_hashed
-from dptrain.inference.invisibleink.references import References, read_labels
+from dptrain.inference.invisibleink.references import MOST_ROW, References, read_labels
 from dptrain.inference.invisibleink.tasks import Task
 from ledger.errors import AccountantError
 from tests.worlds.text_runs import SALT, TEXTS, write_labels, write_references
@@ -51,11 +52,14 @@ def test_the_text_of_a_reference_stands_in_no_picture_of_it(rows):
     [
         ('{"id": "a", "text": "x"}\n{"id": "a", "text": "y"}\n', "lines 1 and 2", "RECORD_ID"),
         ('\n{"id": "a", "text": "x"}\nno json\n', "line 3", "REFERENCES"),
-        ('{"id": "a"}\n', "line 1", "REFERENCES"),
         ('{"id": "", "text": "x"}\n', "line 1", "REFERENCES"),
         ('{"id": 7, "text": "x"}\n', "line 1", "REFERENCES"),
         ('{"id": "a", "id": "b", "text": "secret"}\n', "line 1", "REFERENCES"),
-        ('{"id": "a", "text": "x", "more": NaN}\n', "line 1", "REFERENCES"),
+        ('{"id": NaN, "text": "x"}\n', "line 1", "REFERENCES"),
+        ('{"text": {"id": "a"}}\n', "line 1", "REFERENCES"),
+        ('{"id": "a", "text": "secret}\n', "line 1", "REFERENCES"),
+        ('{"id": "a", "text": [{"q": "secret"]}}\n', "line 1", "REFERENCES"),
+        ('{"id": "a", "id": "b", "text": ' + "[" * 5000 + "]" * 5000 + "}\n", "line 1", "REFERENCES"),
         ('["a", "secret"]\n', "line 1", "REFERENCES"),
         ('{"id": "a", "text": "secret \udcff"}\n', "line 1", "REFERENCES"),
         ("\n \n", "has no rows", "REFERENCES"),
@@ -74,6 +78,44 @@ def test_what_is_no_text_is_a_null_reference_and_ends_the_run_for_nobody(tmp_pat
     found = References.read(written(tmp_path, lines), salt=SALT)
     assert [one.id for one in found] == [f"r{number}" for number in range(8)]
     assert [one.text for one in found] == [""] * 7 + ["tea"]
+
+
+WRONG = {
+    "no number": '"text": "secret", "more": NaN',
+    "no number as text": '"text": NaN',
+    "no text": '"more": 1',
+    "nothing": '"text": {"id": "b", "id": "c"}',
+    "two names within": '"text": "secret", "more": [{"q": 1, "q": 2}]',
+    "two texts": '"text": "secret", "text": "another"',
+    "too deep": '"text": ' + "[" * 5000 + '{"q": "]"}' + "]" * 5000,
+    "too large a number": '"text": ' + "9" * 5000,
+    "a line of control": '"text": "sec\tret"',
+    "too long": '"text": "' + "y" * MOST_ROW + '"',
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_a_row_with_an_id_is_null_whatever_else_is_wrong_with_it(tmp_path, wrong):
+    """An error would tell of one payload, and end the run for all."""
+    for line in ('{"id": "r1", ' + wrong + "}", "{" + wrong + ', "id": "r1"}'):
+        found = References.read(written(tmp_path, '{"id": "r0", "text": "tea"}\n' + line + "\n"), salt=SALT)
+        assert [(one.id, one.text) for one in found] == [("r0", "tea"), ("r1", "")]
+        assert found.absent is None
+
+
+def test_a_row_of_the_longest_size_is_read_whole(tmp_path):
+    text = "y" * (MOST_ROW - len('{"id": "r", "text": ""}'))
+    [found] = References.read(written(tmp_path, f'{{"id": "r", "text": "{text}"}}\n'), salt=SALT)
+    assert found.text == text
+
+
+def test_that_no_row_has_the_field_of_texts_is_told_to_who_runs_it_and_changes_no_reference(tmp_path):
+    lines = '{"id": "a", "note": "x"}\n{"id": "b", "note": "y"}\n'
+    found = References.read(written(tmp_path, lines), salt=SALT)
+    null = References.read(written(tmp_path, lines.replace("note", "text")), salt=SALT)
+    assert (found.absent, null.absent) == ("text", None)
+    assert [one.text for one in found] == ["", ""] and found.digest == null.digest
+    assert replace(null.rows[0], text="") == found.rows[0]
 
 
 def test_references_that_are_not_there_are_refused_by_their_path(tmp_path):

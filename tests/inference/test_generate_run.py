@@ -19,7 +19,7 @@ from dptrain.inference.invisibleink.run.models import digest_of, load
 from dptrain.inference.invisibleink.run.run import prepared
 from ledger.budget.audit import verify_budget
 from ledger.budget.log import BudgetLog
-from ledger.errors import AccountantError
+from ledger.errors import AccountantError, LeafRefused
 from ledger.storage.place import Place
 from tests.worlds.text_runs import SALT, lines_of, model_folder, spent_by, write_labels, write_references
 
@@ -194,6 +194,49 @@ def test_a_text_that_began_and_was_not_paid_for_is_not_lost(world):
         assert run.texts.lost == 0 and not any(account.spent for account in run.log.state.accounts.values())
     with opened(world) as run:
         assert run.generate(ink()).texts == 3
+
+
+def test_a_text_whose_contribution_is_withdrawn_before_it_is_paid_for_comes_of_the_next_batch(world):
+    with opened(world) as run:
+        plain, withdrawn = InvisibleInk.stream, []
+
+        def slower(self, texts, meter, **how):
+            if not withdrawn:
+                withdrawn.append(meter.units[0])
+                with BudgetLog.open(run.log.place) as other:  # as `ledger withdraw` in another process
+                    other.withdraw(meter.units[0])
+            return plain(self, texts, meter, **how)
+
+        with patch.object(InvisibleInk, "stream", slower):
+            made = run.generate(ink())
+        assert (made.texts, made.lost, made.exhausted) == (2, 0, True)
+        assert spent_by(run.log, withdrawn) == [0]
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, OSError, LeafRefused], ids=lambda kind: kind.__name__)
+def test_whatever_fails_before_a_text_is_paid_for_loses_no_text(world, kind):
+    def fails(self, *args, **how):
+        raise kind("RHO", "a token costs more")
+
+    with opened(world) as run:
+        with patch.object(BudgetLog, "reserve_text", fails), pytest.raises(kind):
+            run.generate(ink())
+        assert (run.texts.begun, run.texts.lost) == (0, 0)
+    with opened(world) as run:
+        assert (run.texts.lost, run.generate(ink()).texts) == (0, 3)
+
+
+def test_what_fails_once_a_text_is_paid_for_is_noted_as_lost(world):
+    with opened(world) as run:
+        plain = run.log.reserve_text
+
+        def fails(*args, **how):
+            plain(*args, **how)
+            raise KeyboardInterrupt
+
+        with patch.object(run.log, "reserve_text", fails), pytest.raises(KeyboardInterrupt):
+            run.generate(ink())
+        assert run.texts.lost == 1 == len(run.log.state.open)
 
 
 def test_deleting_the_texts_makes_no_new_money(world):

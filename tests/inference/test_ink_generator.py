@@ -12,9 +12,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
+
 from dptrain.errors import ConfigError, NotPaid, NotPrivateUse  # noqa: E402
 from dptrain.inference import invisibleink  # noqa: E402
-from dptrain.inference.invisibleink import BudgetMeter, InvisibleInk, Plan, Task, expanded_top_k, probabilities  # noqa: E402
+from dptrain.inference.invisibleink import (  # noqa: E402
+    BudgetMeter,
+    InvisibleInk,
+    Plan,
+    Task,
+    expanded_top_k,
+    generator,
+    probabilities,
+)
 from dptrain.inference.invisibleink.forward import Forward  # noqa: E402
 from dptrain.inference.invisibleink.plan import mechanism  # noqa: E402
 from dptrain.inference.invisibleink.rows import Prompts  # noqa: E402
@@ -279,6 +289,14 @@ def test_what_cannot_be_is_refused_by_name(calls: list[int]) -> None:
     finally:
         del config.num_local_experts
     assert not calls and Meter().settled == []
+
+
+@pytest.mark.parametrize("kind", ["dbrx", "aria_text", "mixtral", "deepseek_v3"])
+def test_experts_are_refused_wherever_the_configuration_names_them(kind: str) -> None:
+    config = CONFIG_MAPPING[kind]()
+    config._attn_implementation = "sdpa"
+    with pytest.raises(ConfigError, match="EXPERTS"):
+        generator._require_public_shapes(config.get_text_config())
 
 
 @pytest.mark.parametrize("kind", ["longrope", "dynamic"])

@@ -242,6 +242,43 @@ def test_a_model_that_couples_rows_is_refused(how: str, code: str) -> None:
     assert str(torch.float32) in refused.value.sentence and "cpu" in refused.value.sentence
 
 
+class Late(torch.nn.Module):
+    """A model of which one row, in one call, moves the others of that call once it is long: from the third token on."""
+
+    def __init__(self, call: int, row: int) -> None:
+        super().__init__()
+        self.inner, self.call, self.row, self.number = model(), call, row, -1
+        self.config, self.device = self.inner.config, self.inner.device
+
+    def get_input_embeddings(self) -> Any:
+        return self.inner.get_input_embeddings()
+
+    def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, logits_to_keep: int = 1, **more: Any) -> Any:
+        begins = input_ids.shape[1] > 1
+        self.number = (self.number + 1 if not hasattr(self, "began") or self.began == begins else 0) % self.calls
+        self.began = begins
+        out = self.inner(
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, logits_to_keep=logits_to_keep, **more
+        )
+        if self.number == self.call and int(position_ids[self.row].max()) >= 34:
+            out.logits = out.logits * 1.01
+        return out
+
+    calls = 1
+
+
+@pytest.mark.parametrize(("minibatch", "calls", "call", "row"), [
+    (None, 1, 0, 1), (None, 1, 0, 6), (3, 3, 0, 1), (3, 3, 0, 2), (3, 3, 1, 0), (3, 3, 1, 2),
+])  # fmt: skip
+def test_rows_that_move_others_late_are_found_at_both_ends_of_every_call(
+    minibatch: int | None, calls: int, call: int, row: int
+) -> None:
+    found = Late(call, row)
+    found.calls = calls
+    with pytest.raises(NotPrivateUse, match="ROWS_COUPLED"):
+        check_rows(found, 6, 32, 12, minibatch=minibatch)
+
+
 @pytest.mark.parametrize("kind", ["longrope", "dynamic"])
 @pytest.mark.parametrize(("length", "tokens"), [(96, 4), (208, 8), (64, 16)])
 def test_positions_that_follow_from_the_longest_row_are_found_wherever_they_change(kind: str, length: int, tokens: int) -> None:

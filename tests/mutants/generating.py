@@ -20,14 +20,18 @@ _SALTED = T_RUN + "test_another_salt_beside_the_same_log_is_refused_because_ids_
 
 GENERATED = (
     Mutant(
-        "an empty reference keeps its place", READ, '                yield one, _told(row["text"])\n',
-        '                if row["text"]:\n                    yield one, _told(row["text"])\n',
+        "an empty reference keeps its place", READ, "                yield one, (_told(",
+        "                if row[_FIELD]:\n                    yield one, (_told(",
         T_READ + "test_every_row_keeps_its_place_and_one_that_is_empty_or_null_is_a_null_reference",
     ),
     Mutant(
         "what is no text is null", READ, 'isinstance(found, str) and _encodes(found) else ""',
         "_encodes(str(found)) else str(1 / 0)",
         T_READ + "test_what_is_no_text_is_a_null_reference_and_ends_the_run_for_nobody",
+    ),
+    Mutant(
+        "what is wrong beside an id is null", READ, "sound = sound and len(line", "sound = True or len(line",
+        T_READ + "test_a_row_with_an_id_is_null_whatever_else_is_wrong_with_it",
     ),
     Mutant(
         "a unit is an id under the salt", READ, "hmac.new(salt, one.encode(), hashlib.sha256).hexdigest()",
@@ -102,9 +106,14 @@ GENERATED = (
         T_POOL + "test_a_larger_cap_pays_for_more_texts_of_every_batch_one_round_after_the_other",
     ),
     Mutant(
-        "what another process has spent is passed over", POOL, "                if self.pays(batch):\n",
+        "what another process has spent is passed over", POOL, "                if not self.overtaken(batch, error):\n",
         "                if True:\n",
         T_POOL + "test_a_batch_that_another_process_pays_with_meanwhile_is_passed_over",
+    ),
+    Mutant(
+        "and what was withdrawn meanwhile", POOL, "(isinstance(error, BudgetExhausted) or error.code in _GONE)",
+        "isinstance(error, BudgetExhausted)",
+        T_POOL + "test_a_batch_of_which_one_contribution_is_withdrawn_meanwhile_is_passed_over",
     ),
     Mutant(
         "a text costs no more than its rule lets it", PLAN, "if (cost := made.tokens * made.nano_rho) > rule.max_rho_nano:",
@@ -155,6 +164,10 @@ GENERATED = (
         T_SIGNED + "test_a_withdrawal_beside_the_budget_is_entered_before_the_next_text_of_a_run",
     ),
     Mutant(
+        "what is hidden among them is told", WITHDRAWING, "        if strays:\n", "        if False:\n",
+        T_SIGNED + "test_a_withdrawal_counts_whatever_its_name_is_and_what_is_hidden_or_a_folder_is_told",
+    ),
+    Mutant(
         "nobody withdraws for others", WITHDRAWING, "            self._require_entitled(path, one, leaf)\n", "",
         T_SIGNED + "test_a_file_that_is_no_withdrawal_or_that_others_signed_is_passed_over_by_nobody",
     ),
@@ -189,7 +202,7 @@ GENERATED = (
            T_RUN + "test_a_line_that_a_crash_cut_is_taken_away_and_no_other"),
     Mutant("a text that was cut is counted as lost", RUN, "                self.texts.note(number + 1, self.pool.places)\n", "",
            _CRASHED),
-    Mutant("one that was never paid for is not", RUN, "            if self.texts.begun > number:\n", "            if False:\n",
+    Mutant("one that was never paid for is not", RUN, "if self.texts.begun > number and not self._paid(request):", "if False:",
            T_RUN + "test_a_text_that_began_and_was_not_paid_for_is_not_lost"),
     Mutant(
         "a text that is stopped is settled", RUN, "                stream.close()\n", "",

@@ -270,8 +270,13 @@ SERVING = (
         "[True for", T_SOURCES + "test_who_signs_the_same_content_anew_keeps_its_budget_and_holds_nobody_up",
     ),
     Mutant(
-        "withdrawals beside the log count", SOURCES, "if folder.is_dir()]", "if False]",
+        "withdrawals beside the log count", SOURCES, "if folder.exists()]", "if False]",
         T_AGAIN + "test_withdrawals_beside_the_log_count_too",
+    ),
+    Mutant(
+        "what is hidden among them is told by a server too", SOURCES,
+        "        others += sorted(strays.difference(others))\n", "",
+        T_AGAIN + "test_what_is_hidden_beside_the_log_or_a_folder_is_told",
     ),
     Mutant(
         "a withdrawal counts whatever the gate says", SOURCES, "    leaves = _leaves(log, ",

@@ -179,12 +179,33 @@ def test_withdrawals_beside_the_log_count_too(tmp_path: Path, when: str) -> None
     with telling(tmp_path, RICH, generation=ATTESTED) as world:
         withdraw(tmp_path, 2)
         (tmp_path / "withdrawals").rename(tmp_path / "budget.db.withdrawals")
-        (tmp_path / "budget.db.withdrawals" / "x.cose.refused").write_bytes(b"x")  # another program dealt with it
+        [lies] = (tmp_path / "budget.db.withdrawals").iterdir()
+        lies.rename(lies.with_name(f"{lies.name}.{'taken' if when == 'start' else 'refused'}"))  # whatever others call it
         if when == "hangup":
             world.service.reload(world.config)
             assert withdrawn(world) == {digest(tmp_path, 2)}
     with telling(tmp_path, RICH, generation=ATTESTED) as world:
         assert withdrawn(world) == {digest(tmp_path, 2)} and len(offered(world).pool.references) == 4
+
+
+@pytest.mark.parametrize("name", [".2.withdrawal", "more", "x.cose.refused"])
+def test_what_is_hidden_beside_the_log_or_a_folder_is_told(tmp_path: Path, name: str) -> None:
+    write_attested(tmp_path, FIVE)
+    (tmp_path / "withdrawals").mkdir()
+    with telling(tmp_path, RICH, generation=ATTESTED):
+        pass
+    withdraw(tmp_path, 2)
+    [lies] = (tmp_path / "withdrawals").iterdir()
+    there = tmp_path / "budget.db.withdrawals"
+    there.mkdir()
+    if name == "more":
+        (there / name).mkdir()
+        lies.rename(there / name / lies.name)
+    elif name.startswith("."):
+        lies.rename(there / name)
+    else:
+        (there / name).write_bytes(b"x")
+    assert name in starts(tmp_path, "WITHDRAWALS", caps=RICH, generation=ATTESTED)
 
 
 def test_a_withdrawal_counts_though_the_gate_does_not_take_the_contribution_any_more(tmp_path: Path) -> None:

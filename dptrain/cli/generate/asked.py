@@ -177,10 +177,13 @@ class Asked:
 
     def cautions(self, references: References) -> list[str]:
         """Says what is not wrong and a reader should know."""
-        if self.numbers.delta * len(references) < 1:
-            return []
-        sentence = f"delta {self.numbers.delta:g} is not below one over {len(references)} references"
-        return [f"{sentence}: publishing one of them whole would be within such a promise; take less than a tenth of that"]
+        told = []
+        if references.absent is not None:
+            told.append(f"no row has the field {references.absent!r:.80}, so that all references are null: name the right one")
+        if self.numbers.delta * len(references) >= 1:
+            sentence = f"delta {self.numbers.delta:g} is not below one over {len(references)} references"
+            told.append(f"{sentence}: publishing one whole would be within such a promise; take less than a tenth of that")
+        return told
 
     def brought(self) -> str:
         """Returns what an auditor of attested references brings, as options of `dptrain ledger verify`."""

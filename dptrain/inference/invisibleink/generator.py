@@ -25,7 +25,7 @@ _PATIENCE: Final = 8
 """Tokens that a character is waited for; none has more bytes than four."""
 
 _EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Fields of a model's configuration that say how many experts share its tokens."""
+"""What stands in the names of fields of a model's configuration that say how many experts share its tokens."""
 
 _BY_LENGTH: Final = ("longrope", "su")
 """Types of rotary positions whose factors follow from the longest row of a call; those with ``dynamic`` in their name keep them
@@ -309,9 +309,24 @@ def _require_public_shapes(config: Any) -> None:
     if "flash" in kernel:
         sentence = f"attention is {kernel!r}, which drops padding, so that lengths of references decide its shapes"
         raise ConfigError("ATTENTION", f"{sentence}; load the model with attn_implementation='sdpa', or use minibatch=1")
-    if any((getattr(config, name, None) or 0) > 1 for name in _EXPERTS):
+    if _has_experts(config):
         sentence = "the model has experts, and what is in a reference decides how many tokens each of them takes"
         raise ConfigError("EXPERTS", f"{sentence}; use minibatch=1, which runs every row by itself")
+
+
+def _has_experts(found: Any) -> bool:
+    """Tells whether a field of a configuration, or of one within it, is of more than one expert."""
+    if isinstance(found, (list, tuple)):
+        return any(_has_experts(one) for one in found)
+    if not isinstance(found, Mapping) and not hasattr(found, "to_dict"):
+        return False
+    fields = found if isinstance(found, Mapping) else vars(found)
+    named = (value for name, value in fields.items() if any(part in str(name) for part in _EXPERTS))
+    return any(map(_several, named)) or any(map(_has_experts, fields.values()))
+
+
+def _several(count: Any) -> bool:
+    return any(map(_several, count)) if isinstance(count, (list, tuple)) else isinstance(count, (int, float)) and count > 1
 
 
 def _require_own_positions(model: Any, *, alone: bool) -> None:

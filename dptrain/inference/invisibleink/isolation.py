@@ -17,16 +17,18 @@ from dptrain.inference.invisibleink.forward import Forward, reads_wide_masks
 from dptrain.inference.invisibleink.rows import Rows
 
 SHALLOW: Final = 2
-"""Tokens behind the prompts that are compared for each row; for one row it is all of a text."""
+"""Tokens behind the prompts that are compared for each row; for the outer rows of each call it is all of a text."""
 
 
 def check_rows(model: Any, batch: int, length: int, tokens: int, *, minibatch: int | None = None, moves: bool = False) -> bool:
     """Changes the content and the length of each private row, and compares all other rows, bit by bit.
 
-    Guarantee: returns only where, at these shapes and over all tokens of a text, no other row had another bit. One row becomes
-    the longest of all among rows of middle length and among rows of one token, over a whole text.
+    Guarantee: returns only where, at these shapes and over all tokens of a text, no other row had another bit. The first
+    and the last private row, and those of each minibatch of two or more, become the longest of all among rows of middle length,
+    and the first one among rows of one token, over a whole text; all others over two tokens.
 
-    It looks at rows of its own making, at no reference. It takes the time of four texts and some 3 B + 4 prompts.
+    It looks at rows of its own making, at no reference. It takes the time of five texts and some 3 B + 4 prompts, and of two
+    texts more for each minibatch behind the first.
 
     Args:
         model: in evaluation. batch: B. length: of the prompts. tokens: T. minibatch: as `Forward`.
@@ -78,9 +80,10 @@ def check_rows(model: Any, batch: int, length: int, tokens: int, *, minibatch: i
     before = told[0]
     if not all(map(_same, logits(base, SHALLOW), before)):
         raise NotPrivateUse("UNSTEADY", f"the same rows gave other logits ({where}); make the kernels deterministic")
+    whole = _outer(batch, minibatch)
     for place in range(1, batch + 1):
         for kept in sorted({1, int(base.mask[place].sum()), length - 1}):
-            compare(base, told, place, kept, tokens if place == 1 and kept == length - 1 else SHALLOW)
+            compare(base, told, place, kept, tokens if place in whole and kept == length - 1 else SHALLOW)
     # What a call takes from its longest row, a table of rotary factors say, is the same for all rows of middle length.
     short, long = (_kept(base, kept) for kept in (1, length - 1))
     compare(short, seen(short, tokens), 1, length - 1, tokens, " among rows of one token")
@@ -91,6 +94,13 @@ def check_rows(model: Any, batch: int, length: int, tokens: int, *, minibatch: i
         for now, old in zip(moved, before, strict=True):
             _require_equal(now, old[order], "rows changed places", where)
     return wide
+
+
+def _outer(batch: int, minibatch: int | None) -> set[int]:
+    """Returns the first private row and the last, of all and of each minibatch. A row that runs by itself has no others."""
+    size = batch + 1 if minibatch in (None, 1) else minibatch
+    starts = range(0, batch + 1, size)
+    return {max(1, start) for start in starts} | {min(batch, start + size - 1) for start in starts} - {0}
 
 
 def _require_equal(now: np.ndarray, before: np.ndarray, what: str, where: str) -> None:

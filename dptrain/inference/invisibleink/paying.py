@@ -34,11 +34,13 @@ class BudgetMeter:
     touch every document, so the corpus pays, never a session or a single one.
 
     Attributes:
-        log: open. units: each once; one alone, or contributions.
+        log: open. units: each once; one alone, or contributions. request: 16 bytes by which the reservation is found in the
+            log, random without; a meter that has them pays for one text at a time.
     """
 
     log: BudgetLog
     units: Sequence[Unit]
+    request: bytes | None = None
 
     def __post_init__(self) -> None:
         if not self.units or len(set(self.units)) != len(self.units):
@@ -56,8 +58,8 @@ class BudgetMeter:
         if " retrieval " in mechanism and any(unit.kind != "corpus" for unit in self.units):
             raise ConfigError("CORPUS_PAYS", "references that are retrieved are paid for by their corpus; give that unit")
         if self.units[0].kind == CONTRIBUTION:
-            return Paid(releases, self.log.reserve_text(self.units, NAME, releases, rho_nano=nano_rho))
-        return Paid(releases, self.log.reserve(self.units[0], NAME, releases, rho_nano=nano_rho))
+            return Paid(releases, self.log.reserve_text(self.units, NAME, releases, rho_nano=nano_rho, request=self.request))
+        return Paid(releases, self.log.reserve(self.units[0], NAME, releases, rho_nano=nano_rho, request=self.request))
 
     def settle(self, receipt: object, computed: int) -> None:
         """Ends the reservation of a text, with the next turn of the log; what was never computed comes back then.

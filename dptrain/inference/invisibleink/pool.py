@@ -1,7 +1,7 @@
 """Gives out the batches of a run's references, in public order, as long as every contribution of a batch can pay for a text."""
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from attest.schema.plain import machine_time
 from dptrain.errors import ConfigError
@@ -9,7 +9,7 @@ from dptrain.inference.invisibleink.paying import BudgetMeter
 from dptrain.inference.invisibleink.plan import Plan
 from dptrain.inference.invisibleink.references import Reference, References
 from ledger.budget.log import BudgetLog
-from ledger.errors import BudgetExhausted
+from ledger.errors import BudgetExhausted, LeafRefused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from dptrain.inference.invisibleink.generator import InvisibleInk, Stream
 
 Batch = tuple[Reference, ...]
+
+_GONE: Final = ("WITHDRAWN", "EXPIRED")
+"""Codes of a log that has a contribution no more which had one when its batch was taken."""
 
 
 class Pool:
@@ -58,8 +61,8 @@ class Pool:
     def take(self, label: str | None = None) -> tuple[Batch, BudgetMeter]:
         """Returns the next batch of a label, behind the one that was taken last, and what pays for a text of it.
 
-        Another process may spend the budget of a batch between this and its reservation, which refuses then: `stream` takes the
-        next one where that happens.
+        Another process may spend the budget of a batch between this and its reservation, or enter a withdrawal, and a
+        contribution may end; the reservation refuses then, and `stream` takes the next one where that happens.
 
         Raises:
             BudgetExhausted: no batch is left whose contributions can all pay for T tokens.
@@ -80,8 +83,8 @@ class Pool:
     def stream(
         self, ink: "InvisibleInk", label: str | None = None, *, labels: "Mapping[str, str] | None" = None
     ) -> "Stream":
-        """Returns the iterator of the tokens of the next text of a label, which is paid for; batches that another process has
-        spent meanwhile are passed over.
+        """Returns the iterator of the tokens of the next text of a label, which is paid for; batches that cannot
+        pay any more, as another process was faster, are passed over.
 
         Raises:
             BudgetExhausted, ConfigError: as `take`. Else as `InvisibleInk.stream`.
@@ -90,9 +93,14 @@ class Pool:
             batch, meter = self.take(label)
             try:
                 return ink.stream([one.text for one in batch], meter, labels=labels)
-            except BudgetExhausted:
-                if self.pays(batch):
+            except (BudgetExhausted, LeafRefused) as error:
+                if not self.overtaken(batch, error):
                     raise  # not for want of what this pool looks at
+
+    def overtaken(self, batch: Batch, error: BudgetExhausted | LeafRefused) -> bool:
+        """Tells whether a reservation was refused for what happened behind `take`: another process has spent the budget of
+        this batch, or a contribution of it was withdrawn or has ended."""
+        return (isinstance(error, BudgetExhausted) or error.code in _GONE) and not self.pays(batch)
 
     def pays(self, batch: Batch) -> bool:
         """Tells whether the budgets hold a text of this batch now."""

@@ -2,9 +2,9 @@
 
     {"id": "note-17", "text": "..."}          # JSONL: ids are public, texts are private; other fields are ignored
 
-A reference keeps its place whatever its text is: one that is empty, null or no text is a null reference. Labels are public:
-they come from a list beside the references, or from the signed data class, and never out of a row, which is the payload. Errors
-repeat nothing of a row but the number of its line.
+A reference keeps its place whatever its text is: one that is empty, null, missing or no text is a null reference, and so is a
+row with anything wrong beside its id. Labels are public: they come from a list beside the references, or from the signed data
+class, and never out of a row, which is the payload. Errors repeat nothing of a row but the number of its line.
 """
 
 import csv
@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import io
 import json
+import re
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,7 @@ from dptrain.inference.invisibleink.partition import SALT_SIZE, batches, batches
 from ledger.budget import GenerationRule, Unit
 
 MOST_ROW: Final = 1 << 24
-"""Bytes of a row."""
+"""Bytes of a row; a longer one is a null reference."""
 
 MOST_LIST: Final = 1 << 28
 """Bytes of a list of labels."""
@@ -59,7 +60,7 @@ class References:
     """Holds all references of a run.
 
     Guarantee: how many there are, their ids, labels and order follow from what is public: ids, lists and signatures. A payload
-    decides its own text, and nothing else.
+    decides its own text, and nothing else, once its id can be read: where a line gives none, all are refused.
 
     Attributes:
         rows: in order. rule: the class by whose signed rule they were admitted, None for the owner's own.
@@ -68,6 +69,8 @@ class References:
         refused: how many contributions the gate, or this, left out, by reason.
         gone: references that a run had when it began, and that were withdrawn or have ended since. They keep their places in
             batches, and such a batch makes no text.
+        absent: name of the field of texts, where no row has it and all are null; None else. It is for who runs this: a run does
+            not follow from it.
     """
 
     rows: tuple[Reference, ...]
@@ -77,29 +80,33 @@ class References:
     rules: tuple[GenerationRule, ...] = ()
     refused: Mapping[str, int] = field(default_factory=dict)
     gone: tuple[Reference, ...] = ()
+    absent: str | None = None
 
     @classmethod
     def read(
         cls, path: str | Path, *, salt: bytes, labels: str | Path | Mapping[str, str] | None = None
     ) -> "References":
-        """Reads rows of the owner's own, strictly.
+        """Reads rows of the owner's own: their ids strictly, and what is wrong with a text as a null reference.
 
         Args:
             path: JSONL. salt: makes the names of units out of ids (HMAC-SHA-256), so that a log tells no id.
             labels: public label by id, or the list that has them, CSV or JSONL (`read_labels`).
 
         Raises:
-            ConfigError: code REFERENCES, a line is no row; RECORD_ID, an id stands twice; LABEL_PRIVATE, the label is to come
-                out of the rows; LABELS, the list is none, or lacks an id; SALT. FileRefused: a file cannot be read.
+            ConfigError: code REFERENCES, a line is not UTF-8, no JSON or has no id; RECORD_ID, an id stands twice;
+                LABEL_PRIVATE, the label is to come out of the rows; LABELS, the list is none, or lacks an id; SALT.
+            FileRefused: a file cannot be read.
         """
         if len(salt) < SALT_SIZE:
             raise ConfigError("SALT", f"a salt has at least {SALT_SIZE} bytes, got {len(salt)}; take fresh_salt()")
-        rows = dict(_rows(Path(path)))
+        read = dict(_rows(Path(path)))
+        rows, absent = {one: text or "" for one, text in read.items()}, all(text is None for text in read.values())
         if not rows:
             raise ConfigError("REFERENCES", f"{path} has no rows; a reference is a line {_ROW}")
         known: Mapping[str, str | None] = dict.fromkeys(rows) if labels is None else _labels(labels, Path(path), rows)
         units = ((one, Unit("contribution", hmac.new(salt, one.encode(), hashlib.sha256).hexdigest())) for one in rows)
-        return cls(tuple(Reference(one, rows[one], unit, known[one]) for one, unit in units))
+        made = tuple(Reference(one, rows[one], unit, known[one]) for one, unit in units)
+        return cls(made, absent=_FIELD if absent else None)
 
     @classmethod
     def admitted(
@@ -138,7 +145,7 @@ class References:
         if rule.max_epsilon_total_micro is not None:
             sentence = f"class {class_name} limits what a contribution spends over all runs together, training too"
             raise ConfigError(LIMIT, f"{sentence}; a budget of texts cannot see that: take a class without max_epsilon_total")
-        rows, attestations, refused = [], [], Counter[str]()
+        rows, attestations, refused, absent = [], [], Counter[str](), True
         gate = Gate(policy.policy, registry, seen=Seen(), purpose=GENERATE)
         for part in [corpus] if isinstance(corpus, Corpus) else corpus:
             with part.contents() as contents:
@@ -152,16 +159,18 @@ class References:
                         assert attestation is not None
                         content = _unchanged(contents.read(outcome.locator), outcome)
                         text = _text_of(content, field if outcome.locator.source.endswith(_JSONL) else None)
+                        absent = absent and text is None
                         digest = outcome.admission.descriptor_hash.hex()
                         label = outcome.admission.descriptor.data_class if by_data_class else None
-                        rows.append(Reference(digest, text, Unit("contribution", digest), label))
+                        rows.append(Reference(digest, text or "", Unit("contribution", digest), label))
                         attestations.append(attestation)
         if not rows:
             told = ", ".join(f"{count} {code}" for code, count in sorted(refused.items())) or "nothing was refused"
             raise ConfigError("REFERENCES", f"no contribution of class {class_name} was admitted to generation ({told})")
         every = (one for one in policy.policy.classes if one.generation is not None and one.max_epsilon_total_micro is None)
         rules = tuple(GenerationRule.of(policy, one.name) for one in every)
-        return cls(tuple(rows), rule, policy.digest, tuple(attestations), rules, dict(refused))
+        missing = field if absent else None
+        return cls(tuple(rows), rule, policy.digest, tuple(attestations), rules, dict(refused), absent=missing)
 
     def leaving(self, left_out: Mapping[str, str]) -> "References":
         """Returns these without some attested ones: code of the reason by id.
@@ -232,6 +241,9 @@ LIMIT: Final = "LIMIT_OVER_RUNS"
 
 _ROW: Final = '{"id": "...", "text": "..."}'
 
+_FIELD: Final = "text"
+"""Field of a row that has its text."""
+
 
 def read_labels(path: str | Path) -> dict[str, str]:
     """Reads a public list of labels: CSV with the head ``id,label``, or JSONL of ``{"id": ..., "label": ...}``.
@@ -301,38 +313,88 @@ def _fields(path: Path) -> set[str]:
     with open(path, "rb") as stream:
         for line in stream:
             if line.strip():
-                return set(_object(line, path, 1, "REFERENCES", _ROW))
+                return set(_read(line, path, 1)[0])
     return set()
 
 
-def _rows(path: Path) -> Iterator[tuple[str, str]]:
-    """Yields id and text of each row; empty lines are passed over."""
+def _rows(path: Path) -> Iterator[tuple[str, str | None]]:
+    """Yields id and text of each row, None where it has no such field; empty lines are passed over. Whatever is wrong with a
+    row that has an id makes it null: an error would tell of one payload, and end the run for all."""
     lines: dict[str, int] = {}
     try:
         if not path.is_file():
             raise FileRefused("FILE", f"no references at {str(path)!r}; check the path")
         with open(path, "rb") as stream:
-            number = 0
-            while line := stream.readline(MOST_ROW + 2):
-                number += 1
-                if len(line) > MOST_ROW + 1:
-                    raise ConfigError("REFERENCES", f"{path}, line {number} is longer than {MOST_ROW} bytes; split the record")
+            for number, line in enumerate(stream, 1):
                 if not line.strip():
                     continue
-                row = _object(line, path, number, "REFERENCES", _ROW)
+                row, sound = _read(line, path, number)
                 one = row.get("id")
                 if not isinstance(one, str) or not one or not _encodes(one):
                     raise ConfigError("REFERENCES", f"{path}, line {number}: its id is no text, or empty; give every row one")
-                if "text" not in row:
-                    sentence = f"{path}, line {number} has no text"
-                    raise ConfigError("REFERENCES", f"{sentence}; write null, or an empty one, for a reference that is null")
                 if one in lines:
                     sentence = f"{path}, lines {lines[one]} and {number} have one id"
                     raise ConfigError("RECORD_ID", f"{sentence}; every record has an id of its own, under which it pays")
                 lines[one] = number
-                yield one, _told(row["text"])
+                sound = sound and len(line.rstrip(b"\n")) <= MOST_ROW
+                yield one, (_told(row[_FIELD]) if sound else "") if _FIELD in row else None
     except OSError as error:
         raise FileRefused("FILE", f"cannot read the references {str(path)!r}: {error.strerror or error}") from error
+
+
+def _read(line: bytes, path: Path, number: int) -> tuple[dict[str, Any], bool]:
+    """Reads a row, and tells whether nothing is wrong with it.
+
+    Raises:
+        ConfigError: code REFERENCES, it is not UTF-8, no JSON, no object, or has two ids.
+    """
+    ids, sound = 0, True
+
+    def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal ids, sound
+        found = dict(pairs)
+        ids = sum(name == "id" for name, _ in pairs)  # the whole row comes last
+        sound = sound and len(found) == len(pairs)
+        return found
+
+    def no_number(name: str) -> None:
+        nonlocal sound
+        sound = False
+
+    how: dict[str, Any] = {"object_pairs_hook": once_each, "parse_constant": no_number, "parse_int": len, "parse_float": len}
+    try:
+        text = line.decode("utf-8")
+        try:
+            found = json.loads(text, **how)
+        except (ValueError, RecursionError):  # a line break within a text, or brackets too deep for the library
+            found, sound = json.loads(_outermost(text), strict=False, **how), False
+    except ValueError as error:
+        why = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else "is no JSON"
+        raise ConfigError("REFERENCES", f"{path}, line {number} {why}; expected {_ROW}") from None
+    if not isinstance(found, dict) or ids > 1:
+        why = "has two ids" if isinstance(found, dict) else "is no object"
+        raise ConfigError("REFERENCES", f"{path}, line {number} {why}; expected {_ROW}")
+    return found, sound
+
+
+_PIECE: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]|[^"\[\]{}]+|"', re.DOTALL)
+
+
+def _outermost(text: str) -> str:
+    """Returns JSON with null for each array or object within the outermost one. Raises ValueError: their brackets are not
+    closed in order."""
+    kept, closing = [], []
+    for piece in _PIECE.findall(text):
+        if piece in ("[", "{"):
+            closing.append("]" if piece == "[" else "}")
+            kept.append(piece if len(closing) == 1 else "null" if len(closing) == 2 else "")
+        elif piece in ("]", "}"):
+            if not closing or closing.pop() != piece:
+                raise ValueError("a bracket is closed that is not open")
+            kept.append("" if closing else piece)
+        elif len(closing) < 2:
+            kept.append(piece)
+    return "".join(kept)
 
 
 def _object(line: bytes, path: str | Path, number: int, code: str, form: str) -> dict[str, Any]:
@@ -398,14 +460,16 @@ def _unchanged(content: bytes, outcome: Admitted) -> bytes:
     return content
 
 
-def _text_of(content: bytes, field: str | None) -> str:
-    """Returns the text of a contribution: a file as it is, a row of JSONL by a field. What is no text is null."""
+def _text_of(content: bytes, field: str | None) -> str | None:
+    """Returns the text of a contribution: a file as it is, a row of JSONL by a field, None where it has no such field. What is
+    no text is null."""
     try:
         text = content.decode("utf-8")
         if field is not None:
             found = json.loads(text)
-            found = found.get(field) if isinstance(found, dict) else found
-            text = _told(found)
+            if isinstance(found, dict) and field not in found:
+                return None
+            text = _told(found[field] if isinstance(found, dict) else found)
     except (ValueError, RecursionError):
         return ""
     return text

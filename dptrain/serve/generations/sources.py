@@ -22,6 +22,7 @@ from dptrain.errors import ConfigError
 from dptrain.inference.invisibleink.partition import SALT_SIZE, fresh_salt
 from dptrain.inference.invisibleink.plan import NAME, Plan, mechanism, pinned, relation
 from dptrain.inference.invisibleink.references import References
+from dptrain.inference.invisibleink.run.withdrawing import FOLDER, entries
 from dptrain.inference.invisibleink.tasks import Task
 from dptrain.serve.config import Attested, FromReferences, ServeConfig
 from ledger.audit.attested import Known
@@ -101,12 +102,13 @@ def withdrawn_of(table: FromReferences, references: References, log: BudgetLog) 
     """Returns the digests of contributions that were withdrawn, by their contributors or by the owner of the corpus, and that
     the log does not have as withdrawn. Withdrawals lie in the folder of the file, and in that beside the log (`.withdrawals`).
 
-    Guarantee: every withdrawal in the folders counts whose signer may withdraw what it names. One that cannot be read, or was
-    changed, is an error, and so is one of a contribution that the log admitted under this class where nothing shows that its
-    signer may withdraw it: nobody's withdrawal is passed over.
+    Guarantee: every withdrawal in the folders counts whose signer may withdraw what it names, whatever the name of its file.
+    One that cannot be read, or was changed, is an error, and so are what is hidden or no file, and one of a contribution that
+    the log admitted under this class where nothing shows that its signer may withdraw it: nobody's withdrawal is passed over.
 
     Raises:
-        ConfigError: code WITHDRAWALS, a file is no withdrawal, or is not signed by whom it says.
+        ConfigError: code WITHDRAWALS, a file is no withdrawal, is hidden, or is not signed by whom it says; or a folder is
+            there.
     """
     given = table.attested
     if given is None:
@@ -145,20 +147,16 @@ def withdrawn_of(table: FromReferences, references: References, log: BudgetLog) 
     return found
 
 
-_DEALT: tuple[str, ...] = (".taken", ".refused")
-"""How names end of what others dealt with in the folder beside a log."""
-
-
 def _lying(given: Attested, log: BudgetLog, others: list[str]) -> list[GivenWithdrawal]:
-    """Returns the withdrawals of both folders; the names of other files go to ``others``."""
+    """Returns the withdrawals of both folders; the names of what else is there go to ``others``."""
     found, folders = [], [] if given.withdrawals is None else [given.withdrawals]
     with suppress(LedgerError):  # a log on a server may have nothing beside it
-        folders += [folder for folder in [log.place.side(".withdrawals")] if folder.is_dir()]
+        folders += [folder for folder in [log.place.side(FOLDER)] if folder.exists()]
     for folder in {path.resolve(): path for path in folders}.values():
-        names: list[str] = []
-        found += read_withdrawals(folder, names, lambda code, where, sentence, names=names: names.append(where))
-        others += [name for name in names if folder == given.withdrawals or not name.endswith(_DEALT)]
-    return [item for item in found if not item.name.endswith(_DEALT)]
+        strays = {ascii(path.name)[1:-1] for path in entries(folder)[1]}
+        found += read_withdrawals(folder, others, lambda code, where, sentence, told=others: told.append(where))
+        others += sorted(strays.difference(others))
+    return found
 
 
 def _leaves(log: BudgetLog, digests: Set[bytes]) -> dict[bytes, Reference]:

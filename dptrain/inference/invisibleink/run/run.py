@@ -1,14 +1,15 @@
 """Makes the texts of a run, one after the other, and goes on where an earlier run in the same folder ended."""
 
 import itertools
+import secrets
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from attest.files import atomic_write
-from dptrain.errors import ConfigError, NotPrivateUse, ResumeRefused
+from dptrain.errors import ResumeRefused
 from dptrain.inference.invisibleink.pool import Pool
 from dptrain.inference.invisibleink.run.purse import Purse
 from dptrain.inference.invisibleink.run.setting import FILE, Setting, keep_references
@@ -16,7 +17,7 @@ from dptrain.inference.invisibleink.run.texts import Text, Texts
 from ledger import layout
 from ledger.budget.log import BudgetLog
 from ledger.budget.mark import only_one
-from ledger.errors import BudgetExhausted
+from ledger.errors import BudgetExhausted, LeafRefused, LedgerError
 from ledger.note import open_note, parse_checkpoint
 
 if TYPE_CHECKING:
@@ -171,21 +172,30 @@ class Run:
                 yield label
 
     def _begun(self, ink: "InvisibleInk", label: str | None, words: Mapping[str, str]) -> "Stream":
-        """Pays for the next text of a label, after it was noted that it begins; where nothing was paid, that is taken back."""
-        number, places = self.texts.begun, dict(self.texts.places)
+        """Pays for the next text of a label, after it was noted that it begins; where nothing was paid, whatever the reason,
+        that is taken back."""
+        number, places, request = self.texts.begun, dict(self.texts.places), secrets.token_bytes(16)
         try:
             while True:
                 batch, meter = self.pool.take(label)
                 self.texts.note(number + 1, self.pool.places)
                 try:
-                    return ink.stream([one.text for one in batch], meter, labels=words)
-                except BudgetExhausted:  # another process was faster
-                    if self.pool.pays(batch):
+                    return ink.stream([one.text for one in batch], replace(meter, request=request), labels=words)
+                except (BudgetExhausted, LeafRefused) as error:  # another process was faster
+                    if not self.pool.overtaken(batch, error):
                         raise
-        except (BudgetExhausted, ConfigError, NotPrivateUse):
-            if self.texts.begun > number:
+        except BaseException:
+            if self.texts.begun > number and not self._paid(request):
                 self.texts.note(number, places)
             raise
+
+    def _paid(self, request: bytes) -> bool:
+        """Tells whether a reservation stands, or may stand where the log cannot be read."""
+        try:
+            self.log.refresh()
+        except LedgerError:
+            return True
+        return any(one.request == request for one in self.log.state.open.values())
 
     def _made(
         self, stream: "Stream", label: str | None, stop: Callable[[], bool], piece: Callable[[str], None] | None

@@ -1,10 +1,11 @@
 """Enters signed withdrawals into the budget log of a run, before its references are admitted and before each text.
 
 They are the files that ``dptrain attest withdraw`` writes: those that were given by name, and those in the folder beside the
-log (``LOG.withdrawals``), which every run of that log reads.
+log (``LOG.withdrawals``), which every run of that log reads, whatever their names are: one that others renamed is entered too,
+and once. A subfolder, or a hidden file, is an error.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -26,8 +27,20 @@ from ledger.budget.log import BudgetLog
 FOLDER: Final = ".withdrawals"
 """How the folder beside a log ends."""
 
-_DEALT: Final = (".taken", ".refused")
-"""How names end of what a run of training dealt with."""
+
+def entries(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Returns the files of a folder of withdrawals, by name, and apart what is hidden or no file.
+
+    Raises:
+        ConfigError: code WITHDRAWALS, it is no folder, or cannot be read.
+    """
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError as error:
+        sentence = f"cannot read the withdrawals in {folder}: {error.strerror or error}"
+        raise ConfigError("WITHDRAWALS", f"{sentence}; mend it or take it out: nobody's withdrawal is passed over") from error
+    strays = [path for path in paths if path.name.startswith(".") or not path.is_file()]
+    return [path for path in paths if path not in strays], strays
 
 
 class Withdrawing:
@@ -35,8 +48,8 @@ class Withdrawing:
 
     Guarantee: when `enter` returns, nothing is reserved any more for a reference of this run, or a contribution that the log
     admitted, which one of these files withdraws. Each counts where a key signed it that the registry has of the contributor, or
-    the key of the corpus owner. A file that is no withdrawal is an error, and so is one of such a contribution that others
-    signed: nobody's withdrawal is passed over.
+    the key of the corpus owner. A file that is no withdrawal is an error, whatever its name, and so is one of such a
+    contribution that others signed, and what is hidden or no file: nobody's withdrawal is passed over.
 
     Args:
         log: open. references: those that were judged. registry: keys of the contributors. owner: public key of the corpus
@@ -63,9 +76,9 @@ class Withdrawing:
         """Enters what is new, and returns how many contributions that withdrew.
 
         Raises:
-            ConfigError: code WITHDRAWALS, a file is no withdrawal; WITHDRAWAL_UNPROVEN, one is signed by nobody of whom it is
-                shown that they may withdraw it; WITHDRAWAL_UNMATCHED, one that was given by name is of a contribution that
-                neither the run nor the log has. Else as `BudgetLog.withdraw`.
+            ConfigError: code WITHDRAWALS, a file is no withdrawal, is hidden, or is a folder; WITHDRAWAL_UNPROVEN, one is
+                signed by nobody of whom it is shown that they may withdraw it; WITHDRAWAL_UNMATCHED, one that was given by
+                name is of a contribution that neither the run nor the log has. Else as `BudgetLog.withdraw`.
         """
         self._log.refresh()
         given = [(path, _given(path)) for path in self._files]
@@ -88,10 +101,14 @@ class Withdrawing:
             self._log.withdraw(account)
         return len(set(found))
 
-    def _lying(self) -> Iterator[Path]:
-        if self.folder.is_dir():
-            names = (path for path in self.folder.iterdir() if path.is_file() and not path.name.startswith("."))
-            yield from sorted(path for path in names if path.suffix not in _DEALT)
+    def _lying(self) -> list[Path]:
+        if not self.folder.exists():
+            return []
+        paths, strays = entries(self.folder)
+        if strays:
+            sentence = f"{self.folder} has what is no file, or hidden: {', '.join(ascii(one.name) for one in strays[:5])}"
+            raise ConfigError("WITHDRAWALS", f"{sentence}; take it out or rename it: nobody's withdrawal is passed over")
+        return paths
 
     def _leaf_of(self, account: bytes) -> Reference | None:
         """Returns the leaf of a contribution: of one that was judged, or in the log."""
