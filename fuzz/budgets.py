@@ -47,13 +47,13 @@ def run_budget_leaf(data: bytes) -> None:
     state = BudgetState(header)
     for body in LEAVES["contributions"][1:FIRST]:
         state.apply(decode_leaf(body))
-    before = _held(state)
+    before, known = _held(state), set(state.admitted)
     try:
         state.apply(leaf)
     except LedgerError:
         require(_held(state) == before, "a refused leaf changed something")
         return
-    admitted = set(state.admitted) - set(before[2])  # type: ignore[call-overload]
+    admitted = set(state.admitted) - known
     require(not admitted or (isinstance(leaf, Reference) and admitted == {leaf.account}), "somebody else was admitted")
     if isinstance(leaf, Reference):
         require(SignedDescriptor.from_cbor(leaf.descriptor).allows("generate"), "admitted who did not sign to generate")

@@ -125,7 +125,7 @@ class Decoding:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is computed."""
+        """Tells whether nothing more is computed."""
         return self.finish is not None and (self._reader is None or self.computed >= self._most)
 
     @torch.inference_mode()

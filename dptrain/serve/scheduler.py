@@ -42,7 +42,7 @@ class Computing(Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is computed."""
+        """Tells whether nothing more is computed."""
 
     def step(self) -> str:
         """Computes a token, and returns the text that it completes."""
@@ -136,7 +136,7 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether any answer is not at its end."""
+        """Tells whether any answer is not at its end."""
         return self._held > 0
 
     def hold(self, owner: str, most: int) -> None:

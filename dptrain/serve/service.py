@@ -73,7 +73,7 @@ class Running:
 
     @property
     def forgotten(self) -> bool:
-        """Whether it ended long ago and nobody read it to its end."""
+        """Tells whether it ended long ago and nobody read it to its end."""
         return self.ended is not None and time.monotonic() - self.ended > UNREAD_SECONDS
 
     @property

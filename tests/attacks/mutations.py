@@ -456,7 +456,7 @@ def _item_starts(data: bytes) -> list[int]:
 
 
 def _before_the_signature(outcome: tuple[str, str]) -> bool:
-    """Whether a code and a sentence do not imply that a signature was found good: of purposes only what is not built."""
+    """Tells whether a code and a sentence do not imply that a signature was found good: of purposes only what is not built."""
     code, sentence = outcome
     return code in BEFORE_THE_SIGNATURE and (code != "PURPOSE" or "not built" in sentence)
 

@@ -14,7 +14,7 @@ from tests.attest.test_purposes import BOTH, purposes_of
 from tests.worlds.gate import CONTENT, MALLORY, NOW, RAW
 
 SAID = {"none": LEFT_OUT, "train": [TRAIN], "generate": [GENERATE], "both": [GENERATE, TRAIN]}
-"""What field 16 of a descriptor may say."""
+"""Lists what field 16 of a descriptor may say."""
 
 CHANGES = {f"{was} made {now}": (was, now) for was in SAID for now in SAID if was != now}
 """Every change of one into another: purposes stripped, swapped, appended and taken out."""

@@ -23,7 +23,7 @@ from tests.worlds.gate import NOW, key_of
 
 BOTH = (GENERATE, TRAIN)
 SIGNED = {"none": None, "train": (TRAIN,), "generate": (GENERATE,), "both": BOTH}
-"""What a contributor may sign; none is train alone."""
+"""Lists what a contributor may sign; none is train alone."""
 
 ALLOWED = {"none": (TRAIN,), "train": (TRAIN,), "generate": (GENERATE,), "both": BOTH}
 

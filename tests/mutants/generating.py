@@ -146,7 +146,7 @@ GENERATED = (
     ),
     Mutant(
         "a budget is for all classes of its policy", PURSE, "generation=references.rules)",
-        "generation=() if rule is None else (_rule_of(references),))",
+        "generation=() if rule is None else (references.signed_rule,))",
         T_SIGNED + "test_the_budget_of_a_policy_is_for_all_its_classes_that_generate",
     ),
     Mutant(
@@ -190,7 +190,7 @@ GENERATED = (
     ),
     Mutant(
         "a log has the rule that admitted its references", PURSE,
-        "            if _rule_of(references) not in log.header.generation:\n", "            if False:\n",
+        "            if references.signed_rule not in log.header.generation:\n", "            if False:\n",
         T_SIGNED + "test_another_policy_does_not_pay_from_a_log_that_has_not_its_rule",
     ),
     Mutant(

@@ -30,7 +30,7 @@ from ledger.errors import AccountantError
 from ledger.storage.place import Place
 
 DATA_CLASS: Final = "data-class"
-"""What `--labels` says for the signed data class."""
+"""Stands with `--labels` for the signed data class."""
 
 _OWN: Final = {"epsilon": "--epsilon", "delta": "--delta", "batch": "--batch", "tokens": "--tokens", "tau": "--tau",
                "top_k": "--top-k"}  # fmt: skip

@@ -25,7 +25,7 @@ _PATIENCE: Final = 8
 """Tokens that a character is waited for; none has more bytes than four."""
 
 _EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
-"""What stands in the names of fields of a model's configuration that say how many experts share its tokens."""
+"""Name fields of a model's configuration, as parts of their names, that say how many experts share its tokens."""
 
 _BY_LENGTH: Final = ("longrope", "su")
 """Types of rotary positions whose factors follow from the longest row of a call; those with ``dynamic`` in their name keep them

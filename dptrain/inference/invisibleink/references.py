@@ -198,6 +198,11 @@ class References:
         missing = sorted(there.keys() - mine.keys())
         return replace(self, gone=tuple(Reference(one, "", Unit("contribution", one), there[one]) for one in missing))
 
+    @property
+    def signed_rule(self) -> GenerationRule | None:
+        """Returns what a header of a log says of the rule by which these were admitted; None of the owner's own."""
+        return None if self.rule is None else next(one for one in self.rules if one.name == self.rule.name)
+
     def __len__(self) -> int:
         return len(self.rows)
 

@@ -29,7 +29,7 @@ class Drawing:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is computed: a text ends where its last token is drawn."""
+        """Tells whether nothing more is computed: a text ends where its last token is drawn."""
         return self.finish is not None
 
     def step(self) -> str:

@@ -182,12 +182,7 @@ def require_rule(references: References, header: Header) -> None:
     Raises:
         ConfigError: code RULE, it has not.
     """
-    if references.rule is None:
-        return
-    rule, policy = references.rule.generation, references.policy
-    assert rule is not None and policy is not None
-    numbers = rule.references, rule.clip_norm_micro, rule.temperature_micro, rule.tokens, rule.top_k, rule.max_rho_nano
-    if GenerationRule(policy, references.rule.name, *numbers) not in header.generation:
+    if references.rule is not None and references.signed_rule not in header.generation:
         sentence = f"the policy of class {references.rule.name} was signed anew, and the budget log does not have its rule"
         raise ConfigError("RULE", f"{sentence}; a log keeps its rules: put back the policy of the log, or begin another log")
 

@@ -19,7 +19,6 @@ from dptrain.errors import ConfigError, ResumeRefused
 from dptrain.inference.invisibleink.partition import SALT_SIZE, fresh_salt
 from dptrain.inference.invisibleink.plan import NAME, Plan, mechanism, pin, pinned, relation
 from dptrain.inference.invisibleink.references import References
-from ledger.budget import GenerationRule
 from ledger.budget.export import export_budget
 from ledger.budget.leaves import Mechanism
 from ledger.budget.log import BudgetLog, BudgetSpec
@@ -53,12 +52,12 @@ class Purse:
 
     @property
     def salt_file(self) -> Path:
-        """Where the salt lies."""
+        """Returns the path of the salt."""
         return self.log.with_suffix(".salt")
 
     @property
     def public(self) -> Path:
-        """Where the verifier key of the log lies."""
+        """Returns the path of the verifier key of the log."""
         return self.key.with_suffix(".pub")
 
     def salt(self, *, make: bool = True) -> bytes:
@@ -189,7 +188,7 @@ class Purse:
             sentence = f"{self.log} was not made for --adjacency {plan.adjacency} --records {plan.records}"
             raise ConfigError("BUDGET", f"{sentence} (its header: {known.parameters:.300}); what it spent has no sum with that")
         if references.rule is not None:
-            if _rule_of(references) not in log.header.generation:
+            if references.signed_rule not in log.header.generation:
                 sentence = f"{self.log} does not have the generation rule of class {references.rule.name} of this policy"
                 how = "a rule stands in the header of a log, so another policy needs a log of its own (--budget)"
                 told = "which knows nothing of what was spent here: that these contributions spend in one alone is your word"
@@ -212,12 +211,6 @@ def cap_of(plan: Plan, references: References | None, epsilon: float | None) -> 
 
 def _mechanism(plan: Plan, salt: bytes | None) -> Mechanism:
     return mechanism(salt, adjacency=plan.adjacency, records=plan.records)
-
-
-def _rule_of(references: References) -> GenerationRule:
-    """Returns what a header says of the rule by which references were admitted."""
-    assert references.rule is not None
-    return next(one for one in references.rules if one.name == references.rule.name)
 
 
 def _remove(directory: Path) -> None:

@@ -61,7 +61,7 @@ class Texts:
 
     @property
     def lost(self) -> int:
-        """How many texts were begun, paid for, and are not there."""
+        """Returns how many texts were begun, paid for, and are not there."""
         return self.begun - self.whole
 
     def note(self, begun: int, places: Mapping[str | None, int]) -> None:

@@ -25,7 +25,7 @@ from ledger.budget.leaves import Reference, decode_leaf
 from ledger.budget.log import BudgetLog
 
 FOLDER: Final = ".withdrawals"
-"""How the folder beside a log ends."""
+"""Ends the name of the folder beside a log."""
 
 
 def entries(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -69,7 +69,7 @@ class Withdrawing:
 
     @property
     def folder(self) -> Path:
-        """Where withdrawals lie beside the log."""
+        """Returns the folder of withdrawals beside the log."""
         return self._log.place.side(FOLDER)
 
     def enter(self) -> int:
