@@ -160,7 +160,7 @@ GENERATED = (
     ),
     Mutant(
         "withdrawals beside the log are read", WITHDRAWING,
-        "        given += [(path, _given(path)) for path in self._lying()]\n", "",
+        "for path in (*self._files, *self._lying())]", "for path in self._files]",
         T_SIGNED + "test_a_withdrawal_beside_the_budget_is_entered_before_the_next_text_of_a_run",
     ),
     Mutant(
@@ -168,12 +168,12 @@ GENERATED = (
         T_SIGNED + "test_a_withdrawal_counts_whatever_its_name_is_and_what_is_hidden_or_a_folder_is_told",
     ),
     Mutant(
-        "nobody withdraws for others", WITHDRAWING, "            self._require_entitled(path, one, leaf)\n", "",
+        "nobody withdraws for others", WITHDRAWING, "                self._require_entitled(path, one, leaf)\n", "",
         T_SIGNED + "test_a_file_that_is_no_withdrawal_or_that_others_signed_is_passed_over_by_nobody",
     ),
     Mutant(
-        "a withdrawal that is nobody's here is told", WITHDRAWING, "                if path in self._files:\n",
-        "                if False:\n",
+        "a withdrawal that is nobody's here is told", WITHDRAWING, "                    if path in self._files:\n",
+        "                    if False:\n",
         T_SIGNED + "test_a_withdrawal_of_a_contribution_that_is_not_here_is_told_where_it_was_given_by_name",
     ),
     Mutant(

@@ -16,6 +16,7 @@ WIRE = "dptrain/serve/wire.py"
 DRAWING = "dptrain/serve/generations/drawing.py"
 OFFERED = "dptrain/serve/generations/offered.py"
 SOURCES = "dptrain/serve/generations/sources.py"
+WITHDRAWING = "dptrain/inference/invisibleink/run/withdrawing.py"
 
 T_PAYING = "tests/serve/test_serve_paying.py::"
 T_BORDER = "tests/serve/test_serve_border.py::"
@@ -233,7 +234,8 @@ SERVING = (
         T_TEXTS + "test_where_no_references_can_pay_nothing_is_computed_by_any_door",
     ),
     Mutant(
-        "a signed withdrawal stands in the log", OFFERED, "            self._log.withdraw(digest)\n", "            pass\n",
+        "a signed withdrawal stands in the log", OFFERED,
+        "        enter_withdrawals(self.table, references, self._log)\n", "",
         T_SOURCES + "test_a_signed_withdrawal_counts_from_the_next_reading_on_and_for_good",
     ),
     Mutant(
@@ -270,21 +272,16 @@ SERVING = (
         "[True for", T_SOURCES + "test_who_signs_the_same_content_anew_keeps_its_budget_and_holds_nobody_up",
     ),
     Mutant(
-        "withdrawals beside the log count", SOURCES, "if folder.exists()]", "if False]",
+        "withdrawals beside the log count", SOURCES, ", *beside(log)]", "]",
         T_AGAIN + "test_withdrawals_beside_the_log_count_too",
     ),
     Mutant(
-        "what is hidden among them is told by a server too", SOURCES,
-        "        others += sorted(strays.difference(others))\n", "",
-        T_AGAIN + "test_what_is_hidden_beside_the_log_or_a_folder_is_told",
-    ),
-    Mutant(
-        "a withdrawal counts whatever the gate says", SOURCES, "    leaves = _leaves(log, ",
-        "    leaves = _leaves(log, set() and ",
+        "a withdrawal counts whatever the gate says", WITHDRAWING, "        if account not in self._leaves and admitted and",
+        "        if False and",
         T_AGAIN + "test_a_withdrawal_counts_though_the_gate_does_not_take_the_contribution_any_more",
     ),
     Mutant(
-        "a withdrawal that nothing proves is not passed over", SOURCES, "not in known.keys() | here:", "not in known.keys():",
+        "a withdrawal that nothing proves is not passed over", SOURCES, '"classes": {given.class_}', '"classes": ()',
         T_AGAIN + "test_a_withdrawal_of_what_was_taken_out_of_the_corpus_is_not_passed_over",
     ),
     Mutant(
@@ -298,7 +295,8 @@ SERVING = (
         T_TEXTS + "test_a_client_takes_no_text_that_broke_off_for_a_whole_one",
     ),
     Mutant(
-        "nobody's withdrawal is passed over", SOURCES, "        else:\n            others.append(item.name)\n", "",
+        "nobody's withdrawal is passed over by a server", WITHDRAWING,
+        "                self._require_entitled(path, one, leaf)\n", "                continue\n",
         T_SOURCES + "test_nobodys_withdrawal_is_passed_over",
     ),
     Mutant(

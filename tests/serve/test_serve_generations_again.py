@@ -233,7 +233,7 @@ def test_a_withdrawal_of_what_was_taken_out_of_the_corpus_is_not_passed_over(tmp
     gone = digest(tmp_path, 2)
     (tmp_path / "corpus" / "2.txt.attest").unlink()
     if key is MALLORY:
-        assert "2.withdrawal" in starts(tmp_path, "WITHDRAWALS", caps=RICH, **SIGNED)
+        assert "2.withdrawal" in starts(tmp_path, "WITHDRAWAL_UNPROVEN", caps=RICH, **SIGNED)
         return
     with telling(tmp_path, RICH, **SIGNED) as world:
         assert withdrawn(world) == {gone} and tell(world).status_code == 200

@@ -315,10 +315,14 @@ def test_nobodys_withdrawal_is_passed_over(tmp_path: Path, caplog: pytest.LogCap
     write_attested(tmp_path)
     (tmp_path / "withdrawals").mkdir()
     with telling(tmp_path, RICH, generation={**ATTESTED, **WITHDRAWALS}) as world:
-        for write_one in (lambda: withdraw(tmp_path, 0, MALLORY), lambda: (tmp_path / "withdrawals" / "x").write_bytes(b"x")):
+        others = {
+            "WITHDRAWAL_UNPROVEN": lambda: withdraw(tmp_path, 0, MALLORY),
+            "WITHDRAWALS": lambda: (tmp_path / "withdrawals" / "x").write_bytes(b"x"),
+        }
+        for code, write_one in others.items():
             write_one()
             world.service.reload(world.config)
-            assert tell(world).json()["error"]["code"] == "UNREAD" and "WITHDRAWALS" in caplog.text
+            assert tell(world).json()["error"]["code"] == "UNREAD" and f"{code}: " in caplog.text
             assert not world.service.till.log.state.withdrawn  # type: ignore[union-attr]
             for path in (tmp_path / "withdrawals").iterdir():
                 path.unlink()

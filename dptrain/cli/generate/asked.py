@@ -25,6 +25,7 @@ from dptrain.inference.invisibleink.run.figures import figures
 from dptrain.inference.invisibleink.run.purse import CONTRIBUTION, Purse, cap_of
 from dptrain.inference.invisibleink.run.setting import going_on
 from dptrain.inference.invisibleink.run.withdrawing import Withdrawing
+from dptrain.inference.invisibleink.run.withdrawing import beside as withdrawals_beside
 from ledger.budget.log import BudgetLog
 from ledger.errors import AccountantError
 from ledger.storage.place import Place
@@ -221,7 +222,8 @@ class Asked:
         assert self.policy is not None
         owner = load_public_key(beside(self.policy, self.owner_key, "owner.pub", "--owner-key"))
         registry = read_registry(self.policy, self.registry, self.owner_key)
-        return Withdrawing(log, references, registry, owner, self.withdrawal or ())
+        given = {"files": self.withdrawal or (), "folders": withdrawals_beside(log)}
+        return Withdrawing(log, owner, registry, references=references, **given)
 
 
 def planned(asked: Asked) -> Result:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from attest import signed_file
-from attest.descriptor import ContributionDescriptor, SignedDescriptor
+from attest.descriptor import ContributionDescriptor
 from attest.errors import SignatureRefused
 from attest.keys import load_public_key
-from attest.registry import Contributor, Registry, open_registry
+from attest.registry import Registry, open_registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
 from dptrain.cli.inputs import MemberRecords, PassphraseFile, read_attestations
 from dptrain.cli.ledger.place import (
@@ -28,10 +28,7 @@ from dptrain.cli.results import Shown, Told
 from dptrain.errors import ConfigError
 from dptrain.record.registry_watch import registry_of_run
 from ledger import layout
-from ledger.audit.attested import Known, registry_of
-from ledger.audit.withdrawals import GivenWithdrawal
-from ledger.budget.audit import holder_of, may_withdraw
-from ledger.budget.leaves import Reference, decode_leaf
+from ledger.audit.attested import registry_of
 from ledger.budget.log import BudgetLog, is_log
 from ledger.errors import LedgerBusy
 from ledger.leaves import Header
@@ -159,36 +156,18 @@ def withdraw(
 
 def _from_budget(place: Place, paths: list[Path], owner_key: Path | None, registry: Path | None, now: int) -> Told:
     """Enters withdrawals into a budget log: all of them are checked before one is entered."""
+    from dptrain.inference.invisibleink.run.withdrawing import Withdrawing
+
     owner = None if owner_key is None else load_public_key(owner_key)
     wrong_if(owner is None, "a budget log does not say whose corpus it is of: give the owner's key with --owner-key")
     assert owner is not None
-    known = None if registry is None else Known.of(open_registry(registry, owner))
+    known = None if registry is None else open_registry(registry, owner)
     with BudgetLog.open(place) as log:
-        leaves = [decode_leaf(row.body) for row in log.rows(log.size) if row.kind == Reference.KIND]
-        references = {leaf.account: leaf for leaf in leaves if isinstance(leaf, Reference)}
-        checked = [_check_of_budget(path, references, known, owner) for path in paths]
-        entered = []
-        for account in checked:
-            log.withdraw(account, now=now)
-            entered.append({"descriptor_hash": account.hex(), "seq": log.state.withdrawn[account], "matched": True})
+        entered = [
+            {"descriptor_hash": account.hex(), "seq": log.state.withdrawn[account], "matched": True}
+            for account in Withdrawing(log, owner, known, files=paths).enter(now=now)
+        ]
     return Told({"withdrawn": entered}, [f"withdrawn {row['descriptor_hash']}, leaf {row['seq']}" for row in entered])
-
-
-def _check_of_budget(path: Path, references: dict[bytes, Reference], known: Known | None, owner: bytes) -> bytes:
-    """Returns the contribution that a withdrawal names, whose signer may withdraw it."""
-    payload, message = signed_file.read(path, what="withdrawal")
-    given = GivenWithdrawal(path.name, payload, message, Withdrawal.from_cbor(payload))
-    account = given.withdrawal.descriptor_hash
-    leaf = references.get(account)
-    if leaf is None:
-        sentence = f"{str(path)!r} withdraws {account.hex()}, which this log admitted to nothing"
-        raise ConfigError("WITHDRAWAL_UNMATCHED", f"{sentence}; enter it where the contribution was admitted")
-    holder = None if known is None else holder_of(leaf, known)[0]
-    contributor = holder if isinstance(holder, Contributor) else None
-    if not may_withdraw(given, contributor, SignedDescriptor.from_cbor(leaf.descriptor).corpus, owner):
-        sentence = f"{str(path)!r} is signed by nobody of whom it is shown that they may withdraw it"
-        raise ConfigError("WITHDRAWAL_UNPROVEN", f"{sentence}; give the registry with the contributor's key (--registry)")
-    return account
 
 
 def _check_withdrawal(

@@ -29,6 +29,7 @@ from dptrain.serve.config import FromReferences, ServeConfig
 from dptrain.serve.decoding import Served
 from dptrain.serve.generations.drawing import Drawing
 from dptrain.serve.generations.sources import (
+    enter_withdrawals,
     parted,
     plan_of,
     references_of,
@@ -36,7 +37,6 @@ from dptrain.serve.generations.sources import (
     require_rule,
     salt_of,
     task_of,
-    withdrawn_of,
 )
 from dptrain.serve.metrics import Metrics
 from dptrain.serve.wire import Refused
@@ -135,8 +135,7 @@ class Offered:
         """Takes references in but those that were withdrawn, and admits contributions to the log behind what was signed."""
         require_rule(references, self._log.header)
         self._log.refresh()
-        for digest in sorted(withdrawn_of(self.table, references, self._log)):
-            self._log.withdraw(digest)
+        enter_withdrawals(self.table, references, self._log)
         gone, left_out = self._log.state.withdrawn, Counter(references.refused)
         references = _only(references, [self._log.account(one.unit) not in gone for one in references])
         if references.rule is not None:

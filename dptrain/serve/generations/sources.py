@@ -7,31 +7,22 @@ log's header: with another salt each of them would have a new budget.
 
 import stat
 import time
-from collections.abc import Set
-from contextlib import suppress
 
 from attest.corpus import open_corpus
-from attest.descriptor import SignedDescriptor
-from attest.errors import AttestError, FileRefused
+from attest.errors import FileRefused
 from attest.files import atomic_write, read_limited
 from attest.keys import load_public_key
 from attest.policy import ClassRule, open_policy
-from attest.registry import Contributor, open_registry
-from attest.withdrawal import verify_entitled_withdrawal
+from attest.registry import open_registry
 from dptrain.errors import ConfigError
 from dptrain.inference.invisibleink.partition import SALT_SIZE, fresh_salt
 from dptrain.inference.invisibleink.plan import NAME, Plan, mechanism, pinned, relation
 from dptrain.inference.invisibleink.references import References
-from dptrain.inference.invisibleink.run.withdrawing import FOLDER, entries
+from dptrain.inference.invisibleink.run.withdrawing import Withdrawing, beside
 from dptrain.inference.invisibleink.tasks import Task
-from dptrain.serve.config import Attested, FromReferences, ServeConfig
-from ledger.audit.attested import Known
-from ledger.audit.withdrawals import GivenWithdrawal, read_withdrawals
+from dptrain.serve.config import FromReferences, ServeConfig
 from ledger.budget import GenerationRule, Header, Mechanism
-from ledger.budget.audit import holder_of, may_withdraw
-from ledger.budget.leaves import Reference, decode_leaf
 from ledger.budget.log import BudgetLog
-from ledger.errors import LedgerError
 
 
 def task_of(name: str, table: FromReferences) -> Task:
@@ -98,79 +89,19 @@ def references_of(table: FromReferences, salt: bytes, *, now: int | None = None)
     )
 
 
-def withdrawn_of(table: FromReferences, references: References, log: BudgetLog) -> set[bytes]:
-    """Returns the digests of contributions that were withdrawn, by their contributors or by the owner of the corpus, and that
-    the log does not have as withdrawn. Withdrawals lie in the folder of the file, and in that beside the log (`.withdrawals`).
-
-    Guarantee: every withdrawal in the folders counts whose signer may withdraw what it names, whatever the name of its file.
-    One that cannot be read, or was changed, is an error, and so are what is hidden or no file, and one of a contribution that
-    the log admitted under this class where nothing shows that its signer may withdraw it: nobody's withdrawal is passed over.
+def enter_withdrawals(table: FromReferences, references: References, log: BudgetLog) -> None:
+    """Enters into the log what contributors or the owner of the corpus withdrew: signed withdrawals in the folder of the file,
+    and in that beside the log (`LOG.withdrawals`). References of the owner's own have none.
 
     Raises:
-        ConfigError: code WITHDRAWALS, a file is no withdrawal, is hidden, or is not signed by whom it says; or a folder is
-            there.
+        ConfigError: as `Withdrawing.enter`.
     """
-    given = table.attested
-    if given is None:
-        return set()
-    found, others = set[bytes](), list[str]()
-    items = [item for item in _lying(given, log, others) if item.withdrawal.descriptor_hash not in log.state.withdrawn]
+    if (given := table.attested) is None:
+        return
     owner = load_public_key(given.owner_key)
-    signed, registry = open_policy(given.policy, owner), open_registry(given.registry, owner)
-    known = {one.digest(): one for one in (each.opened() for each in references.attestations)}
-    here = {digest for digest, each in log.state.admitted.items() if each.rule == given.class_}
-    leaves = _leaves(log, {item.withdrawal.descriptor_hash for item in items} & here - known.keys())
-    keys = Known.of(registry)
-    who = {"owner": signed.owner, "owner_key": owner, "corpus": signed.policy.corpus, "descriptors": known}
-    for item in items:
-        owners = item.issuer == signed.owner and item.withdrawal.corpus == signed.policy.corpus
-        if not owners and item.withdrawal.descriptor_hash not in known.keys() | here:
-            continue  # of another class or corpus, or of a contribution that makes no text anyway
-        if (leaf := leaves.get(item.withdrawal.descriptor_hash)) is not None:  # its attestation is refused now, or gone
-            if _entitled(item, leaf, keys, owner):
-                found.add(leaf.account)
-            else:
-                others.append(item.name)
-            continue
-        for now in (int(time.time()), item.withdrawal.time):  # of a key that is over since, too
-            try:
-                withdrawal = verify_entitled_withdrawal(item.payload, item.message, registry=registry, now=now, **who)
-                found.add(withdrawal.descriptor_hash)
-                break
-            except AttestError:
-                continue
-        else:
-            others.append(item.name)
-    if others:
-        sentence = f"{len(others)} files are no withdrawals that count here: {', '.join(others[:5])}"
-        raise ConfigError("WITHDRAWALS", f"{sentence}; mend them or take them out: nobody's withdrawal is passed over")
-    return found
-
-
-def _lying(given: Attested, log: BudgetLog, others: list[str]) -> list[GivenWithdrawal]:
-    """Returns the withdrawals of both folders; the names of what else is there go to ``others``."""
-    found, folders = [], [] if given.withdrawals is None else [given.withdrawals]
-    with suppress(LedgerError):  # a log on a server may have nothing beside it
-        folders += [folder for folder in [log.place.side(FOLDER)] if folder.exists()]
-    for folder in {path.resolve(): path for path in folders}.values():
-        strays = {ascii(path.name)[1:-1] for path in entries(folder)[1]}
-        found += read_withdrawals(folder, others, lambda code, where, sentence, told=others: told.append(where))
-        others += sorted(strays.difference(others))
-    return found
-
-
-def _leaves(log: BudgetLog, digests: Set[bytes]) -> dict[bytes, Reference]:
-    """Returns what the log says of these contributions, which it admitted."""
-    rows = log.rows(log.size) if digests else []
-    leaves = (leaf for row in rows if row.kind == Reference.KIND and isinstance(leaf := decode_leaf(row.body), Reference))
-    return {leaf.account: leaf for leaf in leaves if leaf.account in digests}
-
-
-def _entitled(item: GivenWithdrawal, leaf: Reference, keys: Known, owner: bytes) -> bool:
-    """Tells whether a withdrawal is signed by who may withdraw a contribution of which there is the leaf alone."""
-    holder = holder_of(leaf, keys)[0]
-    corpus = SignedDescriptor.from_cbor(leaf.descriptor).corpus
-    return may_withdraw(item, holder if isinstance(holder, Contributor) else None, corpus, owner)
+    folders = [*([] if given.withdrawals is None else [given.withdrawals]), *beside(log)]
+    how = {"references": references, "classes": {given.class_}, "folders": folders}
+    Withdrawing(log, owner, open_registry(given.registry, owner), **how).enter()
 
 
 def require_rule(references: References, header: Header) -> None:
