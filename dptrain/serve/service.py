@@ -1,5 +1,7 @@
 """Answers requests: rights, limits, budget, and only then the model. What HTTP and WebSockets have in common.
 
+Over 600 lines: the guarantee lies in the order of the steps of a request, for answers and texts alike.
+
 Order of a request: (1) its client was authenticated; (2) its rate is within the limit; (3) the gate names an artifact that its
 rights admit; (4) its prompt fits; (5) a place is free; (6) the budget holds all releases of the answer, durably; (7) the model
 is called. Whatever is refused is refused before (7), and whatever fails in (1) to (5) before anything is charged. A text from

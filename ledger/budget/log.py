@@ -1,5 +1,7 @@
 """Keeps a budget log: reserves before anything is computed, commits what was computed, and closes epochs.
 
+Over 600 lines: all that appends shares one turn and its two syncs, and a reader must see in one place that nothing goes around.
+
 Life of a reservation: (1) the process takes the turn on its machine (`ledger.budget.mark`) and a transaction in which nobody
 writes; (2) it reads what others appended since it last looked, and adds it up under the same rules as an auditor; (3) it
 compares the tree and the mark with what it has; (4) the charge is held against the caps, and refused above one; (5) the
