@@ -4,7 +4,8 @@ A rule is copied from a signed policy into the header of a log, so that whoever 
 From a token to a text, costs are computed from the rule's own whole numbers: a log cannot say that less was spent.
 """
 
-from collections.abc import Mapping, Set
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -12,13 +13,15 @@ from attest import sign1
 from attest.attestation import Attestation
 from attest.descriptor import GENERATE, MAX_COUNT, MAX_MICRO, TRAIN, SignedDescriptor
 from attest.descriptor import MAX_SIZE as MAX_DESCRIPTOR
+from attest.fixed_point import MICRO, PICO
 from attest.policy import SignedPolicy
 from attest.schema import declared
 from attest.schema.plain import utc
-from attest.schema.quick import Blob, Count
-from ledger.budget.rho import NANO
+from attest.schema.quick import Array, Blob, Count, Row
+from ledger.budget.rho import NANO, epsilon_of_rho
 from ledger.errors import LeafRefused
-from ledger.leaves.kinds import ID, SHA256, Checked, as_leaf
+from ledger.leaves import Previous
+from ledger.leaves.kinds import ID, MICRO_ABOVE_0, SHA256, Checked, as_leaf
 
 RULES: Final = 100
 """Most rules of one log."""
@@ -34,6 +37,7 @@ REFERENCES: Final = Count(1, CONTRIBUTIONS, f"1..{CONTRIBUTIONS}")
 SCALED: Final = Count(1, MAX_MICRO, "micro", "1e-6")
 COUNT: Final = Count(1, MAX_COUNT, "count")
 RHO: Final = Count(1, 10**15, "nano", "1e-9")
+BELOW_1: Final = Count(1, 10**12 - 1, "1..999999999999", "1e-12")
 DESCRIPTOR: Final = Blob("descriptor-bytes", 1, MAX_DESCRIPTOR)
 MESSAGE: Final = Blob("message", 1, sign1.MAX_SIZE)
 
@@ -54,18 +58,14 @@ class GenerationRule(Checked):
 
     @classmethod
     def of(cls, signed: SignedPolicy, name: str) -> "GenerationRule":
-        """Returns the rule of a class of a signed policy. Raises LeafRefused: code RULE, it has none; LIMIT, the class limits
-        what a contribution spends over all runs together, which a budget of texts does not see; REFERENCES, a text of it has
-        more references than a leaf names."""
+        """Returns the rule of a class of a signed policy. Raises LeafRefused: code RULE, it has none; REFERENCES, a text of it
+        has more references than a leaf names."""
         found = signed.policy.find_class(name)
         rule = None if found is None else found.generation
         if found is None or rule is None:
             has = ", ".join(one.name for one in signed.policy.classes if one.generation is not None) or "none"
             sentence = f"class {name!r:.80} of the policy has no rule of generation"
             raise LeafRefused("RULE", f"{sentence}; classes that have one: {has}")
-        if found.max_epsilon_total_micro is not None:
-            sentence = f"class {name} limits what a contribution spends over all runs together, which no budget of texts sees"
-            raise LeafRefused("LIMIT", f"{sentence}; take a class without max_epsilon_total")
         if rule.references > CONTRIBUTIONS:
             sentence = f"a text of class {name} has {rule.references} references, and a leaf names at most {CONTRIBUTIONS}"
             raise LeafRefused("REFERENCES", f"{sentence} contributions; have a policy signed with fewer")
@@ -85,31 +85,91 @@ class GenerationRule(Checked):
 
 
 @dataclass(frozen=True, slots=True)
+class ClassLimit(Checked):
+    """Says what the signed policy lets a contribution of a class spend over all runs, texts among them."""
+
+    CDDL: ClassVar = "budget-limit"
+    name: str = declared(1, ID, "Class that has a rule of generation.")
+    epsilon_micro: int = declared(2, MICRO_ABOVE_0, "Most epsilon over all runs.")
+    delta_pico: int = declared(3, BELOW_1, "Delta of the policy, rounded down.")
+
+    @classmethod
+    def of(cls, signed: SignedPolicy, name: str) -> "ClassLimit | None":
+        """Returns the limit of a class of a signed policy; None where it has none."""
+        found = signed.policy.find_class(name)
+        if found is None or found.max_epsilon_total_micro is None:
+            return None
+        return cls(name, found.max_epsilon_total_micro, math.floor(signed.policy.delta * PICO))
+
+
+@dataclass(frozen=True, slots=True)
+class OverRuns(Checked):
+    """Says which runs a log counts, and the limits of classes over all runs: with it, who signed a limit is admitted too."""
+
+    CDDL: ClassVar = "budget-over-runs"
+    previous: tuple[Previous, ...] = declared(
+        1, Array(Row(Previous), 0, 100), "Runs that were closed before, and other budgets from which contributions make texts."
+    )
+    limits: tuple[ClassLimit, ...] = declared(
+        2, Array(Row(ClassLimit), 0, RULES), "Limits of classes, by class in ascending order, of those that have one."
+    )
+
+    @classmethod
+    def of(cls, signed: SignedPolicy, names: Iterable[str], previous: Sequence[Previous] = ()) -> "OverRuns":
+        """Returns what a log for these classes of a policy says."""
+        found = (ClassLimit.of(signed, name) for name in sorted(names))
+        return cls(tuple(previous), tuple(limit for limit in found if limit is not None))
+
+
+@dataclass(frozen=True, slots=True)
 class Admitted:
     """Says where a contribution was admitted to generation.
 
     Attributes:
-        seq: position of its REFERENCE leaf. rule: its class. content: the commitment that was signed.
+        seq: position of its REFERENCE leaf. rule: its class. content: the commitment that was signed. corpus: as signed.
         until: first second at which its attestation is valid no more.
     """
 
     seq: int
     rule: str
     content: bytes
+    corpus: str
     until: int
 
 
+def require_room(rho_nano: int, epsilon_micro: int, delta_pico: int, whose: str, seq: int | None = None) -> None:
+    """Refuses a limit of epsilon over all runs that the texts of this log alone could pass.
+
+    Raises:
+        LeafRefused: code LIMIT.
+    """
+    worth = epsilon_of_rho(rho_nano / NANO, delta_pico / PICO)
+    if worth * MICRO > epsilon_micro:
+        sentence = f"{whose} allows epsilon {epsilon_micro / MICRO:g} at delta {delta_pico / PICO:g} over all runs together"
+        raise LeafRefused("LIMIT", f"{sentence}, and texts of this log alone could bring it to {worth:.6g}", seq=seq)
+
+
 def admitted_by(
-    signed_as: Attestation, name: str, rules: Mapping[str, GenerationRule], *, seq: int, time: int
+    signed_as: Attestation,
+    name: str,
+    rules: Mapping[str, GenerationRule],
+    *,
+    seq: int,
+    time: int,
+    allowed_nano: int | None = None,
 ) -> Admitted:
     """Judges a REFERENCE leaf by itself.
 
-    Guarantee: on return its descriptor is one that names the purpose `generate`, the class of the rule, and no limit of epsilon
-    over all runs; it is valid at the time of the leaf; and the message is one over exactly this descriptor, by the issuer to
-    whom that commits. Whether the message verifies under a key of the contributor is for who has the registry.
+    Guarantee: on return its descriptor is one that names the purpose `generate` and the class of the rule; it is valid at the
+    time of the leaf; the message is one over exactly this descriptor, by the issuer to whom that commits; and a limit of
+    epsilon over all runs that its contributor signed is one that texts of this log alone stay within, in a log that counts
+    runs. Whether the message verifies under a key of the contributor is for who has the registry, and whether texts stay within
+    the limit together with runs for who has those.
 
     Args:
         signed_as: descriptor and message of the leaf. name: class that the leaf says. seq, time: of the leaf.
+        allowed_nano: the most that a contribution of the class may spend in the log, in 1e-9 of rho; None in one that counts no
+            runs.
 
     Raises:
         LeafRefused: code RULE, CLASS, PURPOSE, LIMIT, NOT_YET_VALID, EXPIRED or ISSUER, or that of the strict reader of the
@@ -133,8 +193,10 @@ def admitted_by(
         sentence = f"its contributor signed for {signed_for}, not to {GENERATE}"
         raise refused("PURPOSE", f"{sentence}; who allows that signs anew ('dptrain attest sign --purpose {GENERATE}')")
     if signed.limit != (0, 0):
-        sentence = "its contributor limits what it spends over all runs together, and a budget of texts sees no other run"
-        raise refused("LIMIT", f"{sentence}; leave it out, or have it signed anew without max_epsilon")
+        if allowed_nano is None:
+            sentence = "its contributor limits what it spends over all runs together, and this log counts no run"
+            raise refused("LIMIT", f"{sentence}; begin a log that does, or leave the contribution out")
+        require_room(allowed_nano, *signed.limit, "its contributor", seq)
     if not signed.not_before <= time < signed.not_after:
         code = "NOT_YET_VALID" if time < signed.not_before else "EXPIRED"
         sentence = f"its attestation is valid from {utc(signed.not_before)} to {utc(signed.not_after)}"
@@ -142,7 +204,7 @@ def admitted_by(
     if (said.issuer, said.typ, said.subject) != (signed.issuer, sign1.TYP_ATTESTATION, sign1.subject_of(signed_as.descriptor)):
         sentence = f"the message is of type {said.typ!a:.60} by {said.issuer} over {said.subject!a:.90}"
         raise refused("ISSUER", f"{sentence}; the descriptor commits to {signed.issuer}")
-    return Admitted(seq, name, signed.content, signed.not_after)
+    return Admitted(seq, name, signed.content, signed.corpus, signed.not_after)
 
 
 def class_of(attestation: Attestation) -> str:

@@ -15,9 +15,19 @@ from attest import cbor
 from attest.errors import AttestError
 from attest.schema import Declared, check_fields, declared, derived, wire
 from attest.schema.quick import Array, Blob, Count, OneOf, Row
-from ledger.budget.generation import CONTRIBUTIONS, DESCRIPTOR, MESSAGE, RULES, GenerationRule
+from ledger.budget.generation import (
+    BELOW_1,
+    CONTRIBUTIONS,
+    DESCRIPTOR,
+    MESSAGE,
+    RULES,
+    GenerationRule,
+    OverRuns,
+    require_room,
+)
 from ledger.errors import LeafRefused
 from ledger.leaves import MAX_LEAF_SIZE
+from ledger.leaves.header import check_previous
 from ledger.leaves.kinds import (
     ABOVE_0,
     ID,
@@ -51,7 +61,6 @@ ABOVE_SESSIONS: Final = (CORPUS, USER)
 
 NANO: Final = Count(0, MAX_UINT, "uint63", "1e-9")
 NANO_ABOVE_0: Final = Count(1, MAX_UINT, "above0", "1e-9")
-PICO_BELOW_1: Final = Count(1, 10**12 - 1, "1..999999999999", "1e-12")
 PERCENT: Final = Count(1, 100, "1..100")
 EVENT: Final = Count(0, 100, "0..100")
 REQUEST: Final = Blob("bstr .size 16", 16)
@@ -70,7 +79,7 @@ class Cap(Checked):
     CDDL: ClassVar = "budget-cap"
     unit: str = declared(1, UNIT, "The kind of unit.")
     epsilon_micro: int = declared(2, MICRO_ABOVE_0, "Epsilon of the cap.")
-    delta_pico: int = declared(3, PICO_BELOW_1, "Delta of the cap.")
+    delta_pico: int = declared(3, BELOW_1, "Delta of the cap.")
     rho_nano: int = declared(4, NANO_ABOVE_0, "The most rho whose epsilon at this delta is no larger, rounded down.")
 
 
@@ -128,6 +137,14 @@ class Header(Checked):
         optional=True,
         rule="absent where there are none",
     )
+    over_runs: OverRuns | None = declared(
+        14,
+        Row(OverRuns),
+        "Runs that count where a contribution, or its class, has a limit over all runs.",
+        default=None,
+        optional=True,
+        rule="absent in a log that admits nobody with such a limit, and in one without rules",
+    )
 
     seq: ClassVar = 0
 
@@ -147,6 +164,23 @@ class Header(Checked):
         if self.generation and self.cap(CONTRIBUTION) is None:
             sentence = "rules of generation stand in the header, and contributions have no cap"
             raise LeafRefused("RULE_CAP", f"{sentence}; give one, for its delta turns what is spent into an epsilon")
+        if self.over_runs is not None:
+            self._check_over_runs(self.over_runs)
+
+    def _check_over_runs(self, over: OverRuns) -> None:
+        check_previous(over.previous, self.origin, self.log_vkey)
+        names = [limit.name for limit in over.limits]
+        if any(a >= b for a, b in pairwise(names)) or not {*names} <= self.rules().keys() or not self.generation:
+            sentence = f"limits of classes stand in ascending order, each once, of classes that have rules; got {names!r:.80}"
+            raise LeafRefused("ORDER", sentence)
+        for limit in over.limits:
+            whose = f"the policy of class {limit.name}"
+            require_room(self.allowed(limit.name), limit.epsilon_micro, limit.delta_pico, whose)
+
+    def allowed(self, name: str) -> int:
+        """Returns the most that a contribution of a class that has a rule may spend, over all texts, in 1e-9 of rho."""
+        cap, most = self.cap(CONTRIBUTION), self.rules()[name].max_rho_nano
+        return most if cap is None else min(cap, most)
 
     def cap(self, unit: str) -> int | None:
         """Returns the cap of a kind of unit in 1e-9 of rho; None where it has none of its own."""
@@ -311,15 +345,16 @@ Leaf = Header | Record
 RECORDS: Final[dict[int, type[Any]]] = {kind.KIND: kind for kind in get_args(Record)}
 
 
-_WHOLE_HEADER: Final = len(fields(Header)) + len(Header.DERIVED)
-"""Keys of a header with rules of generation: its fields, and position, kind and schema."""
+_STATED: Final = len(fields(Header))
+"""Fields of a header; the last two of them may be left out."""
 
 
 def encode_leaf(leaf: Leaf) -> bytes:
     """Returns the canonical bytes of a leaf. Raises LeafRefused: code SIZE, they do not fit an entry bundle."""
     values = wire.encode_row(leaf)
     if isinstance(leaf, Header):
-        values = [0, Header.KIND, values[0], SCHEMA, *(values[1:] if leaf.generation else values[1:-1])]
+        stated = values[1:] if leaf.over_runs is not None else values[1:-1] if leaf.generation else values[1:-2]
+        values = [0, Header.KIND, values[0], SCHEMA, *stated]
     else:
         values.insert(1, leaf.KIND)
     data = cbor.encode(dict(enumerate(values)))
@@ -349,10 +384,10 @@ def decode_leaf(data: bytes) -> Leaf:
         if len(values) < 4 or values[3] != SCHEMA or type(values[0]) is not int or values[0] != 0:
             raise LeafRefused("SCHEMA", f"leaf 0 of a budget log has position 0 and the schema {SCHEMA}")
         stated = [values[2], *values[4:]]
-        if len(values) < _WHOLE_HEADER:
-            stated.append([])
-        elif values[-1] == []:
-            raise LeafRefused("SCHEMA", "a header without rules of generation leaves their key out")
+        missing = _STATED - len(stated)
+        if (missing < 2 and stated[_STATED - 2 :][:1] == [[]]) or (missing < 1 and stated[-1] is None):
+            raise LeafRefused("SCHEMA", "a header without rules of generation, or that counts no runs, leaves their keys out")
+        stated += [[], None][-missing:] if 0 < missing <= 2 else []
         header: Header = wire.decode_row(Header, stated, "a header", LeafRefused, code="SCHEMA")
         return header
     if type(kind) is not int or kind not in RECORDS:

@@ -32,7 +32,8 @@ from attest.files import atomic_write, read_limited
 from attest.schema.cards import card
 from attest.schema.plain import BACK_SECONDS, machine_time, utc
 from ledger.budget import mark
-from ledger.budget.generation import CONTRIBUTIONS, GenerationRule, class_of
+from ledger.budget.counted import OverAllRuns
+from ledger.budget.generation import CONTRIBUTIONS, GenerationRule, OverRuns, class_of
 from ledger.budget.group_commit import GroupCommit
 from ledger.budget.leaves import (
     ACCOUNTANT,
@@ -74,6 +75,7 @@ from ledger.errors import (
 )
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import MAX_NOTE_SIZE, NoteSigner, checkpoint_text, open_note, parse_checkpoint, sign_note
+from ledger.replay.earlier_runs import SpentRegistry
 from ledger.storage.place import Place, store_of
 from ledger.storage.store import Row
 
@@ -103,6 +105,8 @@ class BudgetSpec:
         generation: rules of a signed policy by which contributions make texts (`GenerationRule.of`). With rules a contribution
             pays only behind `BudgetLog.admit`, in texts of as many contributions as its rule says; without, contributions are
             the operator's own records.
+        over_runs: runs that count where a contribution, or its class, has a limit over all runs; None for a log that admits
+            nobody with such a limit.
     """
 
     caps: dict[str, tuple[int, int]]
@@ -110,6 +114,7 @@ class BudgetSpec:
     thresholds: Sequence[int] = THRESHOLDS
     beside: Sequence[Beside] = ()
     generation: Sequence[GenerationRule] = ()
+    over_runs: OverRuns | None = None
     log_id: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(SECRET_SIZE), repr=False)
 
@@ -121,7 +126,7 @@ class BudgetSpec:
         thresholds = tuple(sorted(self.thresholds))
         rules = tuple(sorted(self.generation, key=lambda rule: rule.name))
         fixed = caps, mechanisms, thresholds, units_hash, tuple(self.beside), rules
-        return Header(now, origin, vkey, self.log_id, ACCOUNTANT, *fixed)
+        return Header(now, origin, vkey, self.log_id, ACCOUNTANT, *fixed, self.over_runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,34 +352,46 @@ class BudgetLog:
         account = self.account(unit)
         return Balance(self._state.spent(account), self._state.cap(unit.kind, account))
 
-    def admit(self, attestations: Iterable[Attestation], *, now: int | None = None) -> Admissions:
+    def admit(
+        self,
+        attestations: Iterable[Attestation],
+        *,
+        spent: SpentRegistry | None = None,
+        now: int | None = None,
+    ) -> Admissions:
         """Admits contributions to generation, each under the rule of its class, all whom the log takes in one turn.
 
         Guarantee: each that is admitted was signed for generation, as `ledger.budget.state.BudgetState.check_reference` says,
-        by the leaf that is durable when this returns. One that is refused keeps nobody else out. Whether the signatures verify
-        under keys of contributors is the gate's to find before (`attest.gate`), and an auditor's after: the log keeps what was
-        signed, and has no registry.
+        by the leaf that is durable when this returns; and in a log that counts runs nothing that it may pay passes a limit of
+        epsilon over all runs (`ledger.budget.counted.OverAllRuns`). One that is refused keeps nobody else out. Whether the
+        signatures verify under keys of contributors is the gate's to find before (`attest.gate`), and an auditor's after: the
+        log keeps what was signed, and has no registry.
 
         Args:
             attestations: those that the gate admitted. Who was admitted before is passed over.
+            spent: the runs that the header cites; needed where it cites any and somebody new is admitted.
 
         Returns:
             Who was admitted now, and who was refused, and why.
 
         Raises:
-            LeafRefused: code RULE, the header has no rules of generation.
+            LeafRefused: code RULE, the header has no rules of generation; EARLIER, the header counts ledgers and these are
+                other ones.
         """
         if not self.header.generation:
             raise LeafRefused("RULE", "the header has no rules of generation: contributions are records of the operator's here")
         admitted: list[bytes] = []
         refused: dict[bytes, LeafRefused] = {}
+        limits: OverAllRuns | None = None
         with self._guarded(), self._turn("admitting") as append:
             time = self._time(now)
             for one in attestations:
                 account = hashlib.sha256(one.descriptor).digest()
                 if account in self._state.admitted:
                     continue
+                limits = limits or OverAllRuns(self.header, spent or SpentRegistry())
                 try:
+                    limits.require_within(account, one)
                     append(Reference(self._state.size, time, class_of(one), one.descriptor, one.sign1))
                 except LeafRefused as error:  # a leaf that is refused changes nothing
                     refused[account] = error

@@ -184,7 +184,9 @@ class BudgetState:
             raise LeafRefused("REPEATED", sentence, seq=leaf.seq)
         self._require_not_withdrawn(account, leaf.seq)
         signed_as = Attestation(leaf.descriptor, leaf.sign1)
-        found = admitted_by(signed_as, leaf.rule, self.rules, seq=leaf.seq, time=leaf.time)
+        counts = self.header.over_runs is not None and leaf.rule in self.rules
+        allowed = self.header.allowed(leaf.rule) if counts else None
+        found = admitted_by(signed_as, leaf.rule, self.rules, seq=leaf.seq, time=leaf.time, allowed_nano=allowed)
         require_new(found, self.contents, leaf.seq)
         return found
 

@@ -54,6 +54,9 @@ SPENT: Final = "spent"
 COMPROMISED: Final = "compromised"
 """The key of the earlier ledger is lost to others: it ends with the checkpoint cited, and this one continues it elsewhere."""
 
+TEXTS: Final = "texts"
+"""The earlier log is a budget from which contributions pay for texts, and may go on: it counts with what its rules allow."""
+
 
 @dataclass(frozen=True, slots=True)
 class Previous(Checked):
@@ -67,9 +70,10 @@ class Previous(Checked):
     log_vkey: str = declared(5, LOG_VKEY, "Verifier key of its signer at that size.")
     reason: str = declared(
         6,
-        OneOf((SPENT, COMPROMISED), "TYPE", "how"),
+        OneOf((SPENT, COMPROMISED, TEXTS), "TYPE", "how"),
         "`spent`: what contributions spent in it is counted in this one. `compromised`: besides, its key is lost to others, and"
-        " this ledger continues it.",
+        " this ledger continues it. `texts`: it is a budget log, which may go on, and whoever has a class with a rule of"
+        " generation there counts with all rho that the rule allows.",
     )
 
     def __post_init__(self) -> None:

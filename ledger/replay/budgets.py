@@ -70,6 +70,15 @@ class Spending:
             return renyi.divergences_of_loss(self.loss, self.family)
         return renyi.divergences_of_phases(accountants.merged(self.phases), self.family)
 
+    def joined(self, members: "Sequence[Spending]") -> "Spending":
+        """Returns what several of its accountant and family, itself among them, add up to, as if they were one run."""
+        if len(members) == 1:
+            return self
+        if all(member.loss for member in members):
+            return Spending(self.accountant, self.family, loss=math.fsum(member.loss for member in members))
+        phases = [phase for member in members for phase in (accountants.released_once(member.loss) or member.phases)]
+        return Spending(self.accountant, self.family, accountants.merged(phases))
+
 
 def composed(spendings: Iterable[Spending], delta: float) -> float:
     """Returns epsilon at delta of several runs together, if none was chosen by looking at what another one released.
@@ -82,23 +91,13 @@ def composed(spendings: Iterable[Spending], delta: float) -> float:
     for spending in filter(None, spendings):
         of_loss = bool(spending.loss) and spending.family != "gaussian"
         groups.setdefault((spending.accountant, spending.family, of_loss), []).append(spending)
-    joined = [_as_one(members) for members in groups.values()]
+    joined = [members[0].joined(members) for members in groups.values()]
     if len(joined) <= 1:
         return joined[0].epsilon(delta) if joined else 0.0
     summed = [math.fsum(one.divergences[place] for one in joined) for place in range(len(renyi.ORDERS))]
     least = min(renyi.least_of_order(spent, order, delta) for spent, order in zip(summed, renyi.ORDERS, strict=True))
     share = delta / len(joined)
     return least if share < accountants.MIN_DELTA else min(least, math.fsum(one.epsilon(share) for one in joined))
-
-
-def _as_one(members: Sequence[Spending]) -> Spending:
-    first = members[0]
-    if len(members) == 1:
-        return first
-    if all(member.loss for member in members):
-        return Spending(first.accountant, first.family, loss=math.fsum(member.loss for member in members))
-    phases = [phase for member in members for phase in (accountants.released_once(member.loss) or member.phases)]
-    return Spending(first.accountant, first.family, accountants.merged(phases))
 
 
 def of_run(run: RunState, contribution: Contribution) -> Spending:
@@ -265,15 +264,18 @@ class Use:
         return self.epsilon * MICRO > self.limit.epsilon_micro + tolerance
 
 
+def signed_limit(limit: tuple[int, int]) -> list[Limit]:
+    """Returns the limit that a contributor signed; none for zeros."""
+    return [Limit(limit[0], from_pico(limit[1]), "contributor")] if limit[0] else []
+
+
 def limits_of(header: Header, place: int, limit: tuple[int, int]) -> tuple[Limit, ...]:
     """Returns the limits under which a run admits a contribution to the class at ``place`` that signed this one: none in a
     public class."""
     rule = header.policy.classes[place]
     if rule.public:
         return ()
-    found = []
-    if limit[0]:
-        found.append(Limit(limit[0], from_pico(limit[1]), "contributor"))
+    found = signed_limit(limit)
     if rule.max_epsilon_total_micro is not None:
         found.append(Limit(rule.max_epsilon_total_micro, header.policy.delta, "class", header.origin))
     return tuple(found)

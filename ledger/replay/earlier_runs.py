@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from attest.schema.plain import is_ahead, utc
 from attest.withdrawal import PASSING
 from ledger.errors import BudgetExceeded, LeafRefused
 from ledger.leaves import Header, Previous, Withdraw
 from ledger.leaves.header import COMPROMISED
 from ledger.replay.budgets import Account, Plans, Spending, Use, composed, limits_over, most_of_run, of_run, reached
 from ledger.replay.contributions import AdmitSpec, Contribution, Signed
+from ledger.replay.earlier_texts import EarlierTexts, misdated
 from ledger.replay.replay import Replay
 
 
@@ -35,10 +35,7 @@ class Earlier:
 
     def misdates(self, time: int) -> str | None:
         """Tells why a run that counts this one cannot have begun at a time; None where it can, as clocks may differ."""
-        last = self.run.last_time
-        if not is_ahead(last, time):
-            return None
-        return f"it says that it began at {utc(time)}, and counts leaves of {self.cited.origin} up to one of {utc(last)}"
+        return misdated(self.cited, self.run.last_time, time)
 
 
 def left_out(runs: Sequence[Earlier]) -> Iterator[tuple[str, Previous]]:
@@ -121,11 +118,12 @@ class Accounts:
 
 
 class SpentRegistry:
-    """Keeps the earlier runs that a new run counts."""
+    """Keeps what a new run counts: earlier runs, and budgets from which contributions pay for texts."""
 
-    def __init__(self, runs: Sequence[Earlier] = ()) -> None:
-        """Takes the runs; none means that nothing was spent before."""
-        self._runs = tuple(runs)
+    def __init__(self, runs: Sequence[Earlier] = (), texts: Sequence[EarlierTexts] = ()) -> None:
+        """Takes the runs and the budgets; none means that nothing was spent before, and nothing is spent beside."""
+        self._runs, self._texts = tuple(runs), tuple(texts)
+        self._counted: tuple[Earlier | EarlierTexts, ...] = (*self._runs, *self._texts)
         self._ledgers = [Accounts(earlier.run, lost=earlier.lost) for earlier in runs]
         self._composed: dict[tuple[tuple[Account, ...], float], float] = {}
         self._worst: dict[tuple[tuple[Account, ...], Account, float], Use | None] = {}
@@ -133,18 +131,18 @@ class SpentRegistry:
     @property
     def previous(self) -> tuple[Previous, ...]:
         """Returns what the header of the new run must cite."""
-        return tuple(earlier.cited for earlier in self._runs)
+        return tuple(earlier.cited for earlier in self._counted)
 
     @cached_property
     def withdrawn(self) -> dict[bytes, tuple[str, Withdraw]]:
-        """Returns what was withdrawn in the earlier runs for good, by descriptor hash: the origin of the first of them, and the
-        leaf.
+        """Returns what was withdrawn in the earlier runs and budgets for good, by descriptor hash: the origin of the first of
+        them, and the leaf.
 
         A withdrawal is signed for the corpus, not for a run. What only the state of that day took out (`PASSING`) is for the
         gate to judge anew.
         """
         found: dict[bytes, tuple[str, Withdraw]] = {}
-        for earlier in self._runs:
+        for earlier in self._counted:
             for leaf in earlier.withdrawn:
                 if leaf.reason not in PASSING:
                     found.setdefault(leaf.descriptor_hash, (earlier.cited.origin, leaf))
@@ -158,18 +156,25 @@ class SpentRegistry:
                 yield name, leaf.reason, leaf.evidence_hash
 
     def accounts(self, descriptor_hash: bytes, signed: Signed | None = None, *, named: bool = False) -> tuple[Account, ...]:
-        """Returns the accounts of a contribution in the runs that admitted it, may have, or were lost (`Accounts.of`)."""
-        found = (ledger.of(descriptor_hash, signed, named=named) for ledger in self._ledgers)
-        return tuple(account for account in found if account is not None)
+        """Returns the accounts of a contribution in the runs that admitted it, may have, or were lost (`Accounts.of`), and in
+        the budgets whose rules let it pay for texts (`EarlierTexts.of`)."""
+        found = [ledger.of(descriptor_hash, signed, named=named) for ledger in self._ledgers]
+        return tuple(account for account in (*found, *self._for_texts(signed)) if account is not None)
 
     def of_anybody(self, signed: Signed) -> tuple[Account, ...]:
         """Returns accounts that are no less than those of anybody who signed a class of that name, run by run."""
-        found = (ledger.anybody(signed) for ledger in self._ledgers)
-        return tuple(account for account in found if account is not None)
+        found = [ledger.anybody(signed) for ledger in self._ledgers]
+        return tuple(account for account in (*found, *self._for_texts(signed)) if account is not None)
+
+    def _for_texts(self, signed: Signed | None) -> Iterator[Account | None]:
+        for texts in self._texts:
+            if signed is None:
+                raise TypeError("a budget of texts counts by class: give what the contribution signed")
+            yield texts.of(signed)
 
     def carried(self, descriptor_hash: bytes, delta: float, signed: Signed | None = None) -> float:
-        """Returns the epsilon that a contribution has spent in the earlier runs, composed, at this delta. `signed`: what it
-        signed; needed where the key of an earlier run was lost (`Accounts.of`)."""
+        """Returns the epsilon that a contribution has spent in the earlier runs, or may spend for texts, composed, at this
+        delta. `signed`: what it signed; needed where the key of an earlier run was lost (`Accounts.of`), and of budgets."""
         return self.composed(self.accounts(descriptor_hash, signed), delta)
 
     def composed(self, accounts: tuple[Account, ...], delta: float) -> float:
@@ -206,10 +211,11 @@ class SpentRegistry:
             LeafRefused: code EARLIER_CORPUS, an earlier run is of another corpus, and counts nothing here; EARLIER_TIME, one
                 has leaves that are dated after the new run begins.
         """
-        for earlier in self._runs:
-            if wrong := earlier.misdates(header.time):
+        for counted in self._counted:
+            if wrong := counted.misdates(header.time):
                 how = "set the clock of this machine right, or that of the earlier ledger back (dptrain ledger set-clock)"
                 raise LeafRefused("EARLIER_TIME", f"this run cannot begin now: {wrong}; {how}")
+        for earlier in self._runs:
             if earlier.run.header.policy.corpus != header.policy.corpus:
                 sentence = f"{earlier.cited.origin} is a run over {earlier.run.header.policy.corpus}, none of whose"
                 sentence = f"{sentence} contributions can be in {header.policy.corpus}; name the earlier runs over this corpus"
