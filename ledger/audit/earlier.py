@@ -1,6 +1,7 @@
-"""Holds a run that passed its audit against the exports of earlier runs, those that it says it counted among them."""
+"""Holds a run that passed its audit against the exports of earlier runs, and of budgets of texts, those that it says it counted
+among them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -12,13 +13,15 @@ from ledger.audit.findings import MAX_FINDINGS, AuditReport, Finding, weakest
 from ledger.audit.given import Given, read_export
 from ledger.audit.histories import Followed, judge_citations, judge_crossing, longest
 from ledger.audit.remarks import Remarks
+from ledger.audit.texts import Beside, GivenTexts, shown_texts
 from ledger.errors import ExportChanged, LeafRefused, ProofError
 from ledger.leaves import Previous, Withdraw
-from ledger.leaves.header import COMPROMISED, SPENT
+from ledger.leaves.header import COMPROMISED, SPENT, TEXTS
 from ledger.replay import Replay
 from ledger.replay.budgets import TOLERANCE_MICRO, Account, Use
 from ledger.replay.contributions import Contribution
 from ledger.replay.earlier_runs import Accounts, Earlier, SpentRegistry, left_out
+from ledger.replay.earlier_texts import EarlierTexts
 
 CARRIED_TOLERANCE_MICRO: Final = 2
 """Most by which what a run says was spent before may lie below the recomputed value, in 1e-6: last bits differ."""
@@ -38,7 +41,11 @@ UNSHOWN: Final = frozenset(("DRAWS_TOLD", "NO_AUDITORS", "NO_QUORUM", "NO_WITNES
 
 
 def hold_against_earlier(
-    report: AuditReport, path: Path, earlier: Sequence[str | Path], audited: Callable[[Path], AuditReport]
+    report: AuditReport,
+    path: Path,
+    earlier: Sequence[str | Path],
+    audited: Callable[[Path], AuditReport],
+    texts: Sequence[GivenTexts] = (),
 ) -> AuditReport:
     """Holds an export that passed its audit, and what it says of earlier runs, against their exports.
 
@@ -52,7 +59,9 @@ def hold_against_earlier(
     together, or another signed limit than they did; one descriptor has one class, one set of bounds and one content in all
     exports given, and one content one descriptor; nobody took part who was withdrawn in a cited one, or in any that was given
     before this one began; and with this run as planned nobody exceeds a limit of epsilon over all runs, its own or one of any
-    policy for its class; nor could anybody with a cited run as that was planned, and the runs that it counted.
+    policy for its class; nor could anybody with a cited run as that was planned, and the runs that it counted. A budget of texts
+    that is cited was given, is not FAILED, begins with the cited leaves, and counts in all this with the whole rho of its rule
+    for everybody of the class, whenever that is charged; none given that began before names who took part here and is uncited.
 
         The verdict is the weakest of the run and of those that it cites (`ledger.audit.findings.VERDICTS`). It has the
         qualifiers of the run, but for those that these exports answer, and those of `INHERITED` of any run that it cites, and
@@ -62,6 +71,8 @@ def hold_against_earlier(
         report: the audit of the export; one that FAILED comes back as it is.
         earlier: directories of the exports of earlier runs: all that the auditor knows of, whether cited or not.
         audited: audits one of them by itself.
+        texts: budget logs, likewise, each audited by itself. Their verdicts weaken no run that counts them: whose word
+            rules and consent rest on there, they allow no more.
     """
     if report.verdict == "FAILED":
         return report
@@ -73,16 +84,25 @@ def hold_against_earlier(
         run = together.run = mine.run
         shown = longest([own, *(read_export(Path(item)) for item in earlier)], together.fault)
         given = [found for found in shown if found.digest != own.digest]
-        judge_citations(given, own, together.fault)
-        runs = together.cited_runs(given)
-        for origin, missing in left_out(runs):
+        budgets = longest(shown_texts(texts, together.fault), together.fault)
+        judge_citations([*given, *budgets], own, together.fault)
+        beside = Beside(run, together.fault, together.remarks, together.limits)
+        runs, counted = together.cited_runs(given), beside.cited(budgets)
+        for origin, missing in left_out([*runs, *counted]):
             sentence = f"{origin} counted {missing.origin}, which this run does not cite: what was spent there counts nowhere"
             together.fault("EARLIER_UNCITED", "seq 0", sentence)
         for item in given:
             if item.digest not in {before.header_digest for before in run.header.previous}:
                 together.judge_uncited(own.digest, item)
+        for budget in budgets:
+            if budget.digest not in {before.header_digest for before in run.header.previous}:
+                beside.uncited(own.digest, budget)
         if not together.findings:
-            together.judge_together(runs, [*map(Followed.of, given), mine])
+            spent = together.judge_together(runs, counted, [*map(Followed.of, given), mine])
+            beside.apart(runs, counted)
+            beside.entered(mine.withdrawn, budgets)
+            for budget in budgets:
+                together.judge_left(budget.texts.withdrawn, budget.origin, spent)
     except (LeafRefused, ExportChanged, ProofError) as error:
         together.fault(error.code, str(path), error.sentence)
     except Exception as error:  # an input that breaks the auditor must not pass the audit
@@ -125,7 +145,7 @@ class _Together:
     def cited_runs(self, given: Sequence[Given]) -> list[Earlier]:
         """Returns the cited runs, each verified and replayed to the size at which it is cited; takes over their qualifiers."""
         runs: list[Earlier] = []
-        for cited in self.run.header.previous:
+        for cited in (item for item in self.run.header.previous if item.reason != TEXTS):
             match = next((item for item in given if item.digest == cited.header_digest), None)
             if match is None:
                 told = f"the run cites {cited.origin}, {cited.size} leaves, whose export was not given"
@@ -214,17 +234,21 @@ class _Together:
             told = f"{origin} began after this run, shares {shared} contributions with it and does not count it: audit it too"
             self.remarks.note(told)
 
-    def judge_together(self, runs: Sequence[Earlier], whole: Sequence[Followed]) -> None:
-        """Holds against each other the runs that are counted, and all that were given at their whole sizes, this one last."""
+    def judge_together(
+        self, runs: Sequence[Earlier], texts: Sequence[EarlierTexts], whole: Sequence[Followed]
+    ) -> SpentRegistry:
+        """Holds against each other the runs and budgets that are counted, and all runs that were given at their whole sizes,
+        this one last; returns what is counted."""
         self._judge_streams(whole)
         self.remarks.note(*map(_counted, runs))
         self._remark_apart(runs)
-        self._judge_plans(runs)
-        spent = SpentRegistry(runs)
+        self._judge_plans(runs, texts)
+        spent = SpentRegistry(runs, texts)
         self._judge_spent(spent)
         for other in whole[:-1]:
-            self._judge_left(other, spent)
+            self.judge_left(other.withdrawn, other.run.header.origin, spent)
         judge_crossing(whole, self.fault)
+        return spent
 
     def _judge_streams(self, whole: Sequence[Followed]) -> None:
         """Refuses a noise stream that two runs share, cited or not; each run by itself was judged as it was verified."""
@@ -249,8 +273,8 @@ class _Together:
                 why = "what is said of limits over runs holds if neither was chosen by looking at the other's model"
                 self.remarks.qualify("EARLIER_APART", f"{told}: {why}")
 
-    def _judge_plans(self, runs: Sequence[Earlier]) -> None:
-        """Holds every cited run, as it was planned, against limits with the runs that it counts itself.
+    def _judge_plans(self, runs: Sequence[Earlier], texts: Sequence[EarlierTexts]) -> None:
+        """Holds every cited run, as it was planned, against limits with the runs and budgets that it counts itself.
 
         A filter lets through what it has room for beforehand: where a run without room stopped early may depend on what it saw.
         """
@@ -259,7 +283,10 @@ class _Together:
             counted = {before.header_digest for before in header.previous}
             if not counted:
                 continue  # its own plan was judged as its export was verified
-            registry = SpentRegistry([other for other in runs if other.cited.header_digest in counted])
+            registry = SpentRegistry(
+                [other for other in runs if other.cited.header_digest in counted],
+                [other for other in texts if other.cited.header_digest in counted],
+            )
             if any(earlier.run.register.unnamed):
                 told = f"what contributions that stayed in {header.origin} had spent before it, and their limits"
                 self.remarks.qualify("EARLIER_TOLD", f"{told}, nothing shows any more")
@@ -336,18 +363,18 @@ class _Together:
             chosen = "if none was chosen by looking at another one's model"
             self.remarks.note(f"class {class_name}: over all runs counted, {spends}, {chosen}")
 
-    def _judge_left(self, other: Followed, registry: SpentRegistry) -> None:
+    def judge_left(self, withdrawn: Iterable[Withdraw], origin: str, registry: SpentRegistry) -> None:
         """Finds who was withdrawn for good before this run began, and took part: in leaves behind those cited, or in no cited
         run.
 
         Whoever chooses the size at which a run is cited, or cites none, does not choose what was withdrawn by then.
         """
         run = self.run
-        for leaf in other.withdrawn:
+        for leaf in withdrawn:
             here = run.contributions.get(leaf.descriptor_hash)
             late = leaf.reason in PASSING or leaf.time > run.header.time or leaf.descriptor_hash in registry.withdrawn
             if here is not None and not late and run.steps(here):
-                self._tell_withdrawn(here, other.run.header.origin, leaf)
+                self._tell_withdrawn(here, origin, leaf)
 
     def _tell_withdrawn(self, contribution: Contribution, origin: str, leaf: Withdraw) -> None:
         sentence = f"{leaf.descriptor_hash.hex()} was withdrawn in {origin} (leaf {leaf.seq}, {leaf.reason})"

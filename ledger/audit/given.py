@@ -19,7 +19,7 @@ from attest.files import read_regular
 from ledger import layout, tiles
 from ledger.audit.findings import AuditReport, Report
 from ledger.errors import ExportChanged, LeafRefused, NoteError, ProofError
-from ledger.leaves import Header, Leaf, decode_leaf, read_header
+from ledger.leaves import Header, Leaf, Previous, decode_leaf, read_header
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import (
     SIGNATURE_ED25519,
@@ -494,6 +494,16 @@ class Given:
     digest: bytes
 
     @property
+    def origin(self) -> str:
+        """Returns the origin of the ledger."""
+        return self.header.origin
+
+    @property
+    def previous(self) -> tuple[Previous, ...]:
+        """Returns what it counts."""
+        return self.header.previous
+
+    @property
     def gone(self) -> int:
         """Counts its leaves that have lost their bodies."""
         return sum(map(is_stand_in, islice(self.leaves, self.leaves.retained)))
@@ -501,8 +511,7 @@ class Given:
     def require(self, report: AuditReport) -> None:
         """Holds the leaves against those of which an audit said that they are signed: others may write there. Raises
         ExportChanged: code CHANGED, they are others."""
-        if (report.size, report.root_hex) != (self.leaves.size, self.leaves.root_at(self.leaves.size).hex()):
-            raise ExportChanged("CHANGED", f"{self.path} changed while it was audited; audit a copy that nobody writes")
+        require_audited(self.path, self.leaves, report)
 
     def run(self, end: int | None = None) -> RetainedReplay:
         """Returns the run over its first leaves, up to `end`. They were verified before, so recorded epsilons are not computed
@@ -512,9 +521,9 @@ class Given:
         return run
 
 
-def read_export(path: Path) -> Given:
-    """Reads an export under the root that it claims; who signed that is for the audit. Raises LeafRefused: code EARLIER, it is
-    no whole export; HEADER, its first leaf is no header."""
+def read_leaves(path: Path) -> tuple[Leaves, bytes]:
+    """Reads the leaves of an export under the root that it claims, and leaf 0; who signed that root is for the audit. Raises
+    LeafRefused: code EARLIER, it is no whole export."""
     faults: list[str] = []
     export = Export(path, lambda code, where, sentence: faults.append(f"{where}: {sentence}"))
     data = export.read(layout.CHECKPOINT) if export.scan() else None
@@ -526,4 +535,18 @@ def read_export(path: Path) -> Given:
     first = None if leaves is None else next(iter(leaves), None)
     if leaves is None or first is None:
         raise LeafRefused("EARLIER", f"{path} is no whole export: {faults[0] if faults else 'it has no leaf'}")
+    return leaves, first
+
+
+def require_audited(path: Path, leaves: Leaves, report: AuditReport) -> None:
+    """Holds leaves against those of which an audit said that they are signed: others may write there. Raises ExportChanged:
+    code CHANGED, they are others."""
+    if (report.size, report.root_hex) != (leaves.size, leaves.root_at(leaves.size).hex()):
+        raise ExportChanged("CHANGED", f"{path} changed while it was audited; audit a copy that nobody writes")
+
+
+def read_export(path: Path) -> Given:
+    """Reads an export of a run under the root that it claims. Raises LeafRefused: as `read_leaves`, or code HEADER, its first
+    leaf is no header."""
+    leaves, first = read_leaves(path)
     return Given(path, leaves, read_header(leaves), hashlib.sha256(first).digest())

@@ -10,20 +10,42 @@ hash with other bounds, or who admits the content under another hash, would carr
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 from attest.corpus.digests import DigestTable
 from ledger.audit.findings import Report
-from ledger.audit.given import Given, begin, follow
-from ledger.leaves import Admit, Leaf, Withdraw
+from ledger.audit.given import Given, Leaves, begin, follow
+from ledger.leaves import Admit, Leaf, Previous, Withdraw
 from ledger.leaves.header import COMPROMISED
 from ledger.replay import Replay
 from ledger.replay.contributions import Contribution
 
 
-def longest(given: Sequence[Given], fault: Report) -> list[Given]:
+class Shown(Protocol):
+    """Holds an export of a run, or of a budget log, beside others: its leaves, how a ledger is known, and what it counts."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def leaves(self) -> Leaves: ...
+    @property
+    def digest(self) -> bytes: ...
+    @property
+    def origin(self) -> str: ...
+    @property
+    def previous(self) -> tuple[Previous, ...]: ...
+    @property
+    def gone(self) -> int: ...
+
+
+_Shown = TypeVar("_Shown", bound=Shown)
+
+
+def longest(given: Sequence[_Shown], fault: Report) -> list[_Shown]:
     """Returns the longest export of each ledger, of equals that with most leaves; reports every one that is no beginning of it.
     Raises ExportChanged, ProofError: roots cannot be made."""
-    found: dict[bytes, Given] = {}
+    found: dict[bytes, _Shown] = {}
     for item in given:
         top = found.setdefault(item.digest, item)
         longer = item.leaves.size - top.leaves.size
@@ -32,13 +54,13 @@ def longest(given: Sequence[Given], fault: Report) -> list[Given]:
     for item in given:
         top, size = found[item.digest], item.leaves.size
         if top.leaves.root_at(size) != item.leaves.root_at(size):
-            sentence = f"its {size} leaves are not the first of {top.path}: two histories of {item.header.origin}"
+            sentence = f"its {size} leaves are not the first of {top.path}: two histories of {item.origin}"
             fault("EARLIER_FORKED", str(item.path), f"{sentence}; publish both checkpoints")
     return list(found.values())
 
 
-def judge_citations(shown: Iterable[Given], own: Given, fault: Report) -> None:
-    """Holds what every run counts against the exports of the ledgers that it names; what ``own`` counts is judged elsewhere.
+def judge_citations(shown: Iterable[Shown], own: Given, fault: Report) -> None:
+    """Holds what every run and budget counts against the exports of the ledgers that it names; what ``own`` counts is judged elsewhere.
 
     So no run forgets that a key was lost, as another one says: behind the leaves for which that one vouches nothing counts.
 
@@ -50,11 +72,11 @@ def judge_citations(shown: Iterable[Given], own: Given, fault: Report) -> None:
     """
     known = {item.digest: item for item in shown}
     for citing in known.values():
-        for cited in citing.header.previous:
-            found = own if cited.header_digest == own.digest else known.get(cited.header_digest)
+        for cited in citing.previous:
+            found: Shown | None = own if cited.header_digest == own.digest else known.get(cited.header_digest)
             if found is None:
                 continue
-            counted = f"{citing.header.origin} counted {cited.size} leaves of {cited.origin}"
+            counted = f"{citing.origin} counted {cited.size} leaves of {cited.origin}"
             if cited.size <= found.leaves.size:
                 if found.leaves.root_at(cited.size) != cited.root:
                     sentence = f"{counted}, which are not the first of this export: two histories of it"

@@ -28,6 +28,7 @@ from ledger.audit.findings import (
 from ledger.audit.given import Export, Given, Leaves, begin, check_keys, follow, lookup, read_export
 from ledger.audit.histories import Followed
 from ledger.audit.remarks import Remarks, charged_noise_phases, remark_header, remark_run
+from ledger.audit.texts import GivenTexts
 from ledger.audit.withdrawals import SignedWithdrawals, Withdrawals
 from ledger.errors import (
     ExportChanged,
@@ -73,8 +74,10 @@ def verify_export(
     withdrawals: Path | None = None,
     registry: Path | None = None,
     earlier: Sequence[str | Path] | None = None,
+    texts: Sequence[GivenTexts] = (),
 ) -> AuditReport:
-    """Audits an export offline, and if asked what it says of earlier runs against their exports (`hold_against_earlier`).
+    """Audits an export offline, and if asked what it says of earlier runs, and of budgets of texts, against their exports
+    (`hold_against_earlier`).
 
     Guarantee: The verdict FULL means: the directory holds exactly the files that its signed size calls for; they are the tree
     whose root a pinned key signed, or the key to which a pinned one handed the ledger over by leaves that both signed; the
@@ -118,6 +121,7 @@ def verify_export(
         registry: file of the contributor registry, in place of the one in the export: under its keys attestations and signed
             withdrawals verify.
         earlier: directories of the exports of earlier runs, all that the auditor knows of; None to hold against none.
+        texts: exports of budget logs by which contributions make texts, likewise (`ledger.budget.audit.given_texts`).
 
     Returns:
         The report. Bad input never raises: it is a finding.
@@ -125,10 +129,10 @@ def verify_export(
     now = machine_time() if now is None else now
     asked = _Asked(list(keys), owner_key, require_quorum, minimum_size, withdrawals, registry, now, max_age)
     report = _audited(Path(path), asked)
-    if earlier is None:
+    if earlier is None and not texts:
         return report
     alone = replace(asked, max_age=None, minimum_size=None)
-    return hold_against_earlier(report, Path(path), earlier, lambda other: _audited(other, alone))
+    return hold_against_earlier(report, Path(path), earlier or (), lambda other: _audited(other, alone), texts)
 
 
 def _audited(path: Path, asked: _Asked) -> AuditReport:

@@ -18,7 +18,9 @@ from attest.withdrawal import EXPIRED, PASSING, REGISTRY_REASONS, Withdrawal, ve
 from ledger.audit.findings import Report, WithdrawalCount, WithdrawalEvidence, WithdrawalRow
 from ledger.audit.remarks import Remarks
 from ledger.leaves import Admit, Header, Leaf, Withdraw
+from ledger.leaves.header import TEXTS
 from ledger.replay import Replay
+from ledger.replay.earlier_texts import WITHDRAWN
 
 MAX_LISTED: Final = 50
 """Withdrawals told one by one; the export has the others, and the counts have them all."""
@@ -91,6 +93,11 @@ class GivenWithdrawal:
         return sign1.peek_issuer(self.message)
 
 
+def counts_texts(header: Header) -> bool:
+    """Tells whether a run counts a budget of texts, so that it may enter what was withdrawn there."""
+    return any(item.reason == TEXTS for item in header.previous)
+
+
 class SignedWithdrawals:
     """Takes every leaf of a run in order, and holds WITHDRAW leaves against the signed withdrawals that were given.
 
@@ -98,7 +105,8 @@ class SignedWithdrawals:
     contribution, this corpus and the leaf's reason, and verifies: under the owner's key as the owner, or under a key of a
     contributor in the registry, valid when it says that it was signed or when it was entered, of whom the ADMIT leaf names a
     key too. A withdrawal of a contribution whose leaf names another reason is a finding, if it was signed by then, the leaf's
-    own evidence is not shown, and no later leaf enters it. What the registry is said to have taken out counts as shown only if
+    own evidence is not shown, and no later leaf enters it. What a budget of texts had withdrawn, which the header cites, has
+    no reason there: it counts as shown by any such withdrawal that was signed by then. What the registry is said to have taken out counts as shown only if
     the evidence is a root of the registry that was given; what expired, only with the attestation hash of its ADMIT leaf as
     evidence, or the leaf is a finding.
     """
@@ -190,7 +198,7 @@ class SignedWithdrawals:
 
     def _withdraw(self, leaf: Withdraw) -> None:
         own = self._by_digest.get(leaf.evidence_hash)
-        holds = self._cites_registry(leaf) if own is None else self._holds(leaf, own)
+        holds = self._is_shown(leaf) if own is None else self._holds(leaf, own)
         if leaf.reason == EXPIRED and own is None:
             self._expired(leaf)
         else:
@@ -200,7 +208,7 @@ class SignedWithdrawals:
                 self._missing.append(leaf.seq)
         if self._given and leaf.reason not in PASSING:
             self._entered.add(leaf.descriptor_hash)
-        if own is None or not holds:
+        if (own is None or not holds) and not self._from_texts(leaf):
             self._hold_others(leaf, own)
 
     def _expired(self, leaf: Withdraw) -> None:
@@ -210,6 +218,17 @@ class SignedWithdrawals:
             expected, found = admit.attestation_hash.hex(), leaf.evidence_hash.hex()
             sentence = f"the evidence of what expired is the attestation hash of leaf {admit.seq}, {expected}, not {found}"
             self._fault("WITHDRAWAL_EVIDENCE", f"seq {leaf.seq}", sentence)
+
+    def _is_shown(self, leaf: Withdraw) -> bool:
+        """Tells whether a leaf whose evidence was not given stands on something else that was."""
+        if not self._from_texts(leaf):
+            return self._cites_registry(leaf)
+        given = self._given_for(leaf.descriptor_hash) if leaf.descriptor_hash in self._by_contribution else ()
+        return any(item.withdrawal.time <= leaf.time and self._proof(item, leaf) == _SHOWN for item in given)
+
+    def _from_texts(self, leaf: Withdraw) -> bool:
+        """Tells whether a leaf enters what a budget of texts that the run counts has withdrawn; that says no reason."""
+        return leaf.reason == WITHDRAWN and counts_texts(self._header)
 
     def _cites_registry(self, leaf: Withdraw) -> bool:
         """Tells whether a leaf cites a state of the registry that was given, for one of the reasons that rest on it."""

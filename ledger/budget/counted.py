@@ -16,7 +16,6 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
 
 from attest.attestation import Attestation
 from attest.descriptor import SignedDescriptor
@@ -32,10 +31,7 @@ from ledger.leaves.kinds import as_leaf
 from ledger.replay.budgets import Limit, Spending, Use
 from ledger.replay.contributions import AdmitSpec
 from ledger.replay.earlier_runs import SpentRegistry
-from ledger.replay.earlier_texts import Allowed, EarlierTexts
-
-WITHDRAWN: Final = "withdrawn-from-texts"
-"""Reason that a run enters for who was withdrawn in a budget that it counts; the evidence is the hash of that leaf."""
+from ledger.replay.earlier_texts import WITHDRAWN, Allowed, EarlierTexts
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,16 +33,21 @@ class Earlier:
         """
         return self.cited.reason == COMPROMISED and not self.run.closed
 
+    @property
+    def previous(self) -> tuple[Previous, ...]:
+        """Returns what it counts itself."""
+        return self.run.header.previous
+
     def misdates(self, time: int) -> str | None:
         """Tells why a run that counts this one cannot have begun at a time; None where it can, as clocks may differ."""
         return misdated(self.cited, self.run.last_time, time)
 
 
-def left_out(runs: Sequence[Earlier]) -> Iterator[tuple[str, Previous]]:
-    """Yields every ledger that one of these runs counts and that is none of them, behind the origin of that run."""
-    cited = {earlier.cited.header_digest for earlier in runs}
-    for earlier in runs:
-        for before in earlier.run.header.previous:
+def left_out(counted: Sequence[Earlier | EarlierTexts]) -> Iterator[tuple[str, Previous]]:
+    """Yields every ledger that one of these runs and budgets counts and that is none of them, behind the origin of that one."""
+    cited = {earlier.cited.header_digest for earlier in counted}
+    for earlier in counted:
+        for before in earlier.previous or ():
             if before.header_digest not in cited:
                 yield earlier.cited.origin, before
 

@@ -7,11 +7,16 @@ there later, changes nothing of that. So it does not matter at which size it is 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from attest.schema.plain import is_ahead, utc
 from ledger.leaves import Previous, Withdraw
 from ledger.replay.budgets import Account, Limit, Spending, signed_limit
 from ledger.replay.contributions import Signed
+
+WITHDRAWN: Final = "withdrawn-from-texts"
+"""Reason that a run enters for who was withdrawn in a budget that it counts, which says no reason; the evidence is the hash of
+the leaf there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +65,10 @@ class EarlierTexts:
             self._accounts[key] = Account(order, rule.spending, rule.spending, limits)
         return self._accounts[key]
 
-    def at(self, cited: Previous) -> "EarlierTexts":
-        """Returns it as a header cites it that read fewer of its leaves; the times of those are not known any more."""
+    def at(self, cited: Previous, last_time: int) -> "EarlierTexts":
+        """Returns it as a header cites it that read fewer of its leaves. `last_time`: of the last of these."""
         known = tuple(leaf for leaf in self.withdrawn if leaf.seq < cited.size)
-        return replace(self, cited=cited, last_time=self.began, withdrawn=known, _accounts={})
+        return replace(self, cited=cited, last_time=last_time, withdrawn=known, _accounts={})
 
     def misdates(self, time: int) -> str | None:
         """Tells why a run that counts this log cannot have begun at a time; None where it can, as clocks may differ."""
