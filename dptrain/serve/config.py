@@ -226,6 +226,9 @@ class Budgeted(Table):
         thresholds: percentages of a cap (of its rho) that the privacy officer is told of; likewise.
         webhook: URL that takes the notices; without it they are warnings of the log `dptrain.serve`.
         epoch_seconds: how often the log is signed.
+        earlier: ledgers, or exports, of earlier runs over the corpus of `attested` references: what these spent there counts in
+            limits over all runs; they stay those of `--init`.
+        earlier_keys: public keys of earlier exports.
     """
 
     log: Location
@@ -235,6 +238,8 @@ class Budgeted(Table):
     thresholds: list[Annotated[int, Field(ge=1, le=100)]] = [50, 80, 100]
     webhook: str | None = None
     epoch_seconds: Annotated[float, Field(gt=0)] = 600.0
+    earlier: list[Location] = []
+    earlier_keys: list[File] = []
 
 
 class Limits(Table):

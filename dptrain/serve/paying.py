@@ -20,7 +20,7 @@ from dptrain.errors import ConfigError
 from dptrain.inference.gaussian import MOST_MU, Worth, sensitivity_of, sigma_analytic
 from dptrain.inference.release import Answer, GaussianRelease
 from dptrain.serve.config import Budgeted, ServeConfig
-from dptrain.serve.generations.sources import make_salts, mechanism_of, rules_of
+from dptrain.serve.generations.sources import make_salts, mechanism_of, over_runs_of, rules_of
 from dptrain.serve.wire import Refused
 from ledger.accountants.gaussian import epsilon_of_mu
 from ledger.budget import Beside, Header, Mechanism, Notice, Unit
@@ -298,6 +298,7 @@ def create_log(config: ServeConfig, beside: Beside | None = None) -> BudgetLog:
         thresholds=sorted(table.thresholds),
         beside=() if beside is None else (beside,),
         generation=rules,
+        over_runs=over_runs_of(config),
     )
     place = Place.of(table.log, table.state)
     if place.file is not None and Path(place.file).exists():

@@ -13,15 +13,19 @@ null in one of them.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from attest.attestation import Attestation
+from attest import sign1
 from attest.descriptor import SignedDescriptor
 from attest.fixed_point import PICO, from_pico
+from attest.gate.checks import Share
+from attest.policy import Policy
+from attest.registry import Registry
 from ledger.accountants import renyi
-from ledger.budget.leaves import CONTRIBUTION, Header, Withdrawn, encode_leaf
+from ledger.budget.leaves import CONTRIBUTION, Header, Reference, Withdrawn, encode_leaf
 from ledger.budget.rho import NANO, epsilon_of_rho
 from ledger.budget.state import BudgetState
 from ledger.errors import LeafRefused
@@ -98,50 +102,105 @@ def _allowed(header: Header) -> dict[str, Allowed]:
     return {name: Allowed(spending_of(header.allowed(name)), limits.get(name)) for name in header.rules()}
 
 
-class OverAllRuns:
-    """Holds who is to be admitted to a log against every limit over runs, with what it spent in the runs that the log counts.
-
-    Args:
-        header: of a log that counts runs. spent: these runs, each as the header cites it or longer.
+def require_cited(header: Header, spent: SpentRegistry) -> None:
+    """Refuses other ledgers than those that the header of a log counts.
 
     Raises:
-        LeafRefused: code EARLIER, these are not the ledgers that the header cites.
+        LeafRefused: code EARLIER.
+    """
+    cites = () if header.over_runs is None else header.over_runs.previous
+    if {one.header_digest for one in cites} != {one.header_digest for one in spent.previous}:
+        named = ", ".join(one.origin for one in cites) or "none"
+        raise LeafRefused("EARLIER", f"the log counts other ledgers than were named; it counts {named}: name those again")
+
+
+class Admitting:
+    """Judges who may be admitted to a log by what is in no leaf of it: runs that it counts, and shares of contributors.
+
+    Args:
+        state: of the log, as it stands while this is used.
+        spent: the runs that the header cites, each as it is cited or longer.
+        shares: by the registry and the policy of the log; None where caps of contributors are not held.
     """
 
-    def __init__(self, header: Header, spent: SpentRegistry) -> None:
-        over = header.over_runs
-        cites = () if over is None else over.previous
-        if {one.header_digest for one in cites} != {one.header_digest for one in spent.previous}:
-            named = ", ".join(one.origin for one in cites) or "none"
-            raise LeafRefused("EARLIER", f"the log counts other ledgers than were named; it counts {named}: name those again")
+    def __init__(self, state: BudgetState, spent: SpentRegistry, shares: "Shares | None" = None) -> None:
+        header = state.header
+        self._state, self._spent, self._shares = state, spent, shares
         self._delta = next(cap.delta_pico for cap in header.caps if cap.unit == CONTRIBUTION) / PICO
-        self._spent = spent
+        cites = None if header.over_runs is None else header.over_runs.previous
         own = cited_as(header, 1, bytes(32))
         self._own = EarlierTexts(own, header.time, header.time, cites, _allowed(header))
+        self._held = Counter[tuple[str, str]]()
+        if shares is not None:
+            self._held.update(shares.holder(found.corpus, found.key_id) for found in state.admitted.values())
 
-    def require_within(self, descriptor_hash: bytes, signed_as: Attestation) -> None:
-        """Refuses a contribution that could pass a limit. Raises LeafRefused: code BUDGET; or that of the descriptor's reader.
-        """
-        with as_leaf(what="the descriptor of a reference: "):
-            signed = SignedDescriptor.from_cbor(signed_as.descriptor)
-        use = self.beyond(descriptor_hash, signed)
-        if use is not None:
-            sentence = f"{use.limit} over all runs; with its texts and what was spent before it could use {use.epsilon:.6g}"
-            raise LeafRefused("BUDGET", f"{sentence}; leave it out")
+    def used(self, descriptor_hash: bytes, signed: SignedDescriptor) -> tuple[bool, Use | None]:
+        """Tells whether a contribution has a limit over all runs, and of which limit it could use most with all texts that its
+        rule allows; None where it has none.
 
-    def beyond(self, descriptor_hash: bytes, signed: SignedDescriptor) -> Use | None:
-        """Returns the limit that a contribution could pass with all texts that its rule allows, and how far; None where it
-        stays within all.
-
-        Guarantee: where this returns None, what the contribution spent in the runs that the log counts, and whatever it pays
+        Guarantee: where that is not too much, what the contribution spent in the runs that the log counts, and whatever it pays
         for texts of the log, stay within its own limit, that of its class, and those of the policies of these runs.
         """
         said = _said(descriptor_hash, signed)
         own = self._own.of(said)
         if own is None:
-            return None
-        use = self._spent.worst(self._spent.accounts(descriptor_hash, said), own, self._delta)
-        return use if use is not None and use.too_much() else None
+            return False, None
+        before = self._spent.accounts(descriptor_hash, said)
+        return bool(own.limits), self._spent.worst(before, own, self._delta)
+
+    def require(self, leaf: Reference) -> None:
+        """Refuses a contribution that could pass a limit, or whose contributor has as many as registry and policy allow.
+
+        Guarantee: on return no limit that `used` knows can be passed; it was withdrawn in no run that the log counts; and with
+        ``shares`` neither the contributor, nor the person behind several, has as many contributions in the log as they may,
+        those that were withdrawn since among them.
+
+        Raises:
+            LeafRefused: code BUDGET, WITHDRAWN or CONTRIBUTOR_CAP; or that of the descriptor's reader.
+        """
+        with as_leaf(what="the descriptor of a reference: "):
+            signed, said = SignedDescriptor.from_cbor(leaf.descriptor), sign1.read(leaf.sign1).headers
+        if leaf.account in self._spent.withdrawn:
+            origin, withdrawn = self._spent.withdrawn[leaf.account]
+            raise LeafRefused("WITHDRAWN", f"the contribution was withdrawn in {origin} (leaf {withdrawn.seq}); leave it out")
+        _, use = self.used(leaf.account, signed)
+        if use is not None and use.too_much():
+            sentence = f"{use.limit} over all runs; with its texts and what was spent before it could use {use.epsilon:.6g}"
+            raise LeafRefused("BUDGET", f"{sentence}; leave it out")
+        if self._shares is not None:
+            held = self._shares.holder(signed.corpus, said.key_id)
+            if self._held[held] >= (most := self._shares.cap(said.key_id)):
+                sentence = f"{held[1]} has {self._held[held]} contributions in this log, registry and policy allow {most}"
+                raise LeafRefused("CONTRIBUTOR_CAP", f"{sentence}; who withdrew counts on")
+
+    def took(self, leaf: Reference) -> None:
+        """Takes in that a leaf was appended."""
+        if self._shares is not None:
+            found = self._state.admitted[leaf.account]
+            self._held[self._shares.holder(found.corpus, found.key_id)] += 1
+
+
+class Shares:
+    """Says under whose name the contribution of a key counts, and how many of that may be admitted.
+
+    Args:
+        policy: has the cap. registry: of the contributors' keys, as new as there is.
+    """
+
+    def __init__(self, policy: Policy, registry: Registry) -> None:
+        found = registry.by_name.values()
+        self._by_key = {key.key_id: Share.of(one.name, policy, registry) for one in found for key in one.keys}
+        self._most = policy.contributor_cap
+
+    def holder(self, corpus: str, key_id: bytes) -> tuple[str, str]:
+        """Returns corpus and name under which it counts; a key that the registry lacks has a name of its own."""
+        known = self._by_key.get(key_id)
+        return corpus, f"key {key_id.hex()}" if known is None else known.holder
+
+    def cap(self, key_id: bytes) -> int:
+        """Returns how many may be admitted under that name."""
+        known = self._by_key.get(key_id)
+        return self._most if known is None else known.cap
 
 
 def _said(descriptor_hash: bytes, signed: SignedDescriptor) -> AdmitSpec:

@@ -127,13 +127,14 @@ class Admitted:
 
     Attributes:
         seq: position of its REFERENCE leaf. rule: its class. content: the commitment that was signed. corpus: as signed.
-        until: first second at which its attestation is valid no more.
+        key_id: of the key that the message names. until: first second at which its attestation is valid no more.
     """
 
     seq: int
     rule: str
     content: bytes
     corpus: str
+    key_id: bytes
     until: int
 
 
@@ -204,7 +205,7 @@ def admitted_by(
     if (said.issuer, said.typ, said.subject) != (signed.issuer, sign1.TYP_ATTESTATION, sign1.subject_of(signed_as.descriptor)):
         sentence = f"the message is of type {said.typ!a:.60} by {said.issuer} over {said.subject!a:.90}"
         raise refused("ISSUER", f"{sentence}; the descriptor commits to {signed.issuer}")
-    return Admitted(seq, name, signed.content, signed.corpus, signed.not_after)
+    return Admitted(seq, name, signed.content, signed.corpus, said.key_id, signed.not_after)
 
 
 def class_of(attestation: Attestation) -> str:

@@ -32,7 +32,7 @@ from attest.files import atomic_write, read_limited
 from attest.schema.cards import card
 from attest.schema.plain import BACK_SECONDS, machine_time, utc
 from ledger.budget import mark
-from ledger.budget.counted import OverAllRuns
+from ledger.budget.counted import Admitting, Shares, require_cited
 from ledger.budget.generation import CONTRIBUTIONS, GenerationRule, OverRuns, class_of
 from ledger.budget.group_commit import GroupCommit
 from ledger.budget.leaves import (
@@ -357,19 +357,21 @@ class BudgetLog:
         attestations: Iterable[Attestation],
         *,
         spent: SpentRegistry | None = None,
+        shares: Shares | None = None,
         now: int | None = None,
     ) -> Admissions:
         """Admits contributions to generation, each under the rule of its class, all whom the log takes in one turn.
 
         Guarantee: each that is admitted was signed for generation, as `ledger.budget.state.BudgetState.check_reference` says,
         by the leaf that is durable when this returns; and in a log that counts runs nothing that it may pay passes a limit of
-        epsilon over all runs (`ledger.budget.counted.OverAllRuns`). One that is refused keeps nobody else out. Whether the
+        epsilon over all runs (`ledger.budget.counted.Admitting`). One that is refused keeps nobody else out. Whether the
         signatures verify under keys of contributors is the gate's to find before (`attest.gate`), and an auditor's after: the
         log keeps what was signed, and has no registry.
 
         Args:
             attestations: those that the gate admitted. Who was admitted before is passed over.
             spent: the runs that the header cites; needed where it cites any and somebody new is admitted.
+            shares: by registry and policy; with them nobody has more contributions in the log than those allow.
 
         Returns:
             Who was admitted now, and who was refused, and why.
@@ -382,20 +384,26 @@ class BudgetLog:
             raise LeafRefused("RULE", "the header has no rules of generation: contributions are records of the operator's here")
         admitted: list[bytes] = []
         refused: dict[bytes, LeafRefused] = {}
-        limits: OverAllRuns | None = None
+        judge: Admitting | None = None
         with self._guarded(), self._turn("admitting") as append:
             time = self._time(now)
             for one in attestations:
                 account = hashlib.sha256(one.descriptor).digest()
                 if account in self._state.admitted:
                     continue
-                limits = limits or OverAllRuns(self.header, spent or SpentRegistry())
+                if judge is None:
+                    counted = spent or SpentRegistry()
+                    require_cited(self.header, counted)
+                    judge = Admitting(self._state, counted, shares)
                 try:
-                    limits.require_within(account, one)
-                    append(Reference(self._state.size, time, class_of(one), one.descriptor, one.sign1))
+                    leaf = Reference(self._state.size, time, class_of(one), one.descriptor, one.sign1)
+                    self._state.check_reference(leaf)
+                    judge.require(leaf)
+                    append(leaf)
                 except LeafRefused as error:  # a leaf that is refused changes nothing
                     refused[account] = error
                 else:
+                    judge.took(leaf)
                     admitted.append(account)
         return Admissions(tuple(admitted), refused)
 

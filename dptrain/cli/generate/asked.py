@@ -1,6 +1,7 @@
 """Turns the options of `dptrain generate` into a task, a plan, references and a budget; without torch."""
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,8 +27,11 @@ from dptrain.inference.invisibleink.run.purse import CONTRIBUTION, Purse, cap_of
 from dptrain.inference.invisibleink.run.setting import going_on
 from dptrain.inference.invisibleink.run.withdrawing import Withdrawing
 from dptrain.inference.invisibleink.run.withdrawing import beside as withdrawals_beside
+from dptrain.record.earlier_runs import Earlier
 from ledger.budget.log import BudgetLog
 from ledger.errors import AccountantError
+from ledger.leaves import Previous
+from ledger.replay.earlier_runs import SpentRegistry
 from ledger.storage.place import Place
 
 DATA_CLASS: Final = "data-class"
@@ -40,7 +44,8 @@ _OWN: Final = {"epsilon": "--epsilon", "delta": "--delta", "batch": "--batch", "
 _NEEDED: Final = ("epsilon", "delta", "batch", "tokens")
 
 _ATTESTED: Final = {"class_name": "--class", "field": "--field", "owner_key": "--owner-key", "registry": "--registry",
-                    "ledger": "--ledger", "withdrawal": "--withdrawal", "now": "--now"}  # fmt: skip
+                    "ledger": "--ledger", "withdrawal": "--withdrawal", "earlier": "--earlier", "earlier_key": "--earlier-key",
+                    "now": "--now"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,8 @@ class Asked:
     registry: Path | None
     ledger: str | None
     withdrawal: list[Path] | None
+    earlier: list[str] | None
+    earlier_key: list[Path] | None
     now: int | None
     json: bool
 
@@ -214,6 +221,22 @@ class Asked:
         """Returns where the budget lies: that of attested references beside their policy, for all runs of it."""
         shared = None if self.policy is None else self.policy.with_name(f"{self.policy.stem}.budget.db")
         return Purse.of(folder, self.budget or shared, self.budget_key)
+
+    def spent(self, cites: tuple[Previous, ...] | None) -> SpentRegistry | None:
+        """Returns what contributions spent in the earlier ledgers; None where references are the owner's own.
+
+        Args:
+            cites: ledgers that a log counts that is there already; None of a new one.
+
+        Raises:
+            As `Earlier.registry`.
+        """
+        if self.signed is None:
+            return None
+        assert self.policy is not None
+        owner = load_public_key(beside(self.policy, self.owner_key, "owner.pub", "--owner-key"))
+        with counting("reading earlier ledgers") if self.earlier else nullcontext():
+            return Earlier(self.earlier or (), keys=self.earlier_key or ()).registry(cites, owner)
 
     def withdrawing(self, log: BudgetLog, references: References) -> Withdrawing | None:
         """Returns what enters withdrawals of attested references into a log. Raises: as `open_registry`."""

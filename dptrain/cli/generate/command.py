@@ -96,6 +96,14 @@ def generate(
     withdrawal: Annotated[
         list[Path] | None, file_option("WITHDRAWAL", "With --policy: signed withdrawal, entered into the budget; repeat.")
     ] = None,
+    earlier: Annotated[
+        list[str] | None,
+        option(
+            "With --policy: ledger, or export, of an earlier run: counts in limits over all runs, of a new budget; repeat.",
+            metavar="LEDGER",
+        ),
+    ] = None,
+    earlier_key: Annotated[list[Path] | None, file_option("PUB", "Public key of an earlier export; repeat.")] = None,
     now: Annotated[int | None, moment("With --policy: moment of admission; default: now.")] = None,
     json: JsonFlag = False,
 ) -> Result:

@@ -44,11 +44,13 @@ def made(asked: Asked) -> Result:
     from dptrain.inference.invisibleink import InvisibleInk
 
     ink = InvisibleInk(model, tokenizer, task, plan, minibatch=asked.minibatch)
-    with purse.open(plan, references, salt, epsilon=asked.epsilon) as log:
+    spent = asked.spent(purse.cites())
+    previous = () if spent is None else spent.previous
+    with purse.open(plan, references, salt, epsilon=asked.epsilon, previous=previous) as log:
         withdrawing = asked.withdrawing(log, references)
         enter = _nothing if withdrawing is None else withdrawing.enter
         enter()
-        references = going_on(folder, purse.admit(log, references))
+        references = going_on(folder, purse.admit(log, references, spent))
         setting = Setting.of(
             task, plan, references, task_name=asked.task, model=named, words=asked.words,
             budget={"name": str(purse.log), "log_key": log.header.log_vkey},

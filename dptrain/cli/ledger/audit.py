@@ -43,7 +43,7 @@ def verify(
         folder_option(
             "EXPORT",
             "Export of an earlier run that this one counts; then what was spent before is computed again too. Of a budget log: "
-            "export of another one from which the same contributions pay. Repeat.",
+            "export of another one from which the same contributions pay, or of a run that it counts. Repeat.",
         ),
     ] = None,
     min_size: Annotated[
@@ -97,7 +97,8 @@ def verify(
         unread = (policy or registry) and owner is None
         wrong_if(bool(unread), "--policy and --registry are read under the corpus owner's key: give it with --owner-key")
         brought: dict[str, Any] = {"owner_key": owner, "policies": policy or (), "registry": registry}
-        brought |= {"withdrawals": withdrawals, "others": earlier or ()}
+        texts = [path for path in earlier or () if holds_budget(path)]
+        brought |= {"withdrawals": withdrawals, "others": texts, "runs": [one for one in earlier or () if one not in texts]}
         with counting(f"auditing {export}"):
             budget = verify_budget(export, vkeys, now=now, minimum_size=min_size, max_age=max_age, **brought)
         told = budget if remember is None else hold_against_memory(budget, export, remember, vkeys)

@@ -31,6 +31,8 @@ from attest.registry import Registry
 from dptrain.errors import ConfigError, ContentChanged
 from dptrain.inference.invisibleink.partition import SALT_SIZE, batches, batches_by_label
 from ledger.budget import GenerationRule, Unit
+from ledger.budget.counted import Shares
+from ledger.budget.generation import ClassLimit, OverRuns
 
 MOST_ROW: Final = 1 << 24
 """Bytes of a row; a longer one is a null reference."""
@@ -71,6 +73,7 @@ class References:
             batches, and such a batch makes no text.
         absent: name of the field of texts, where no row has it and all are null; None else. It is for who runs this: a run does
             not follow from it.
+        limits: of classes over all runs: what a header of a log says of them. shares: of contributors; for attested ones.
     """
 
     rows: tuple[Reference, ...]
@@ -81,6 +84,8 @@ class References:
     refused: Mapping[str, int] = field(default_factory=dict)
     gone: tuple[Reference, ...] = ()
     absent: str | None = None
+    limits: tuple[ClassLimit, ...] = ()
+    shares: Shares | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def read(
@@ -123,9 +128,9 @@ class References:
     ) -> "References":
         """Judges contributions at the gate for generation, and reads those that one class admits.
 
-        Guarantee: each reference was signed for generation, admitted at ``now``, and has the bytes that were signed. One whose
-        contributor, or class, limits what it may spend over all runs together is left out (LIMIT_OVER_RUNS): a budget of texts
-        does not know what training runs spent of it.
+        Guarantee: each reference was signed for generation, admitted at ``now``, and has the bytes that were signed. Whether
+        what it spends over all runs stays within what was signed for that, the log judges that admits it
+        (`ledger.budget.log.BudgetLog.admit`).
 
         Args:
             corpus: one or several. class_name: whose generation rule gives the numbers.
@@ -133,18 +138,14 @@ class References:
             withdrawn: digests of contributions that were.
 
         Raises:
-            ConfigError: code CLASS, the policy has no such class, or it has no generation rule; LIMIT_OVER_RUNS, the class
-                limits what is spent over all runs; REFERENCES, none was admitted. ContentChanged: bytes are not those that the
-                gate saw. Else as `Gate`.
+            ConfigError: code CLASS, the policy has no such class, or it has no generation rule; REFERENCES, none was admitted.
+                ContentChanged: bytes are not those that the gate saw. Else as `Gate`.
         """
         rule = next((one for one in policy.policy.classes if one.name == class_name), None)
         if rule is None or rule.generation is None:
             has = ", ".join(one.name for one in policy.policy.classes if one.generation is not None) or "none"
             found = "no class" if rule is None else "no generation rule in the class"
             raise ConfigError("CLASS", f"the policy has {found} {class_name!r:.80}; classes that generate: {has}")
-        if rule.max_epsilon_total_micro is not None:
-            sentence = f"class {class_name} limits what a contribution spends over all runs together, training too"
-            raise ConfigError(LIMIT, f"{sentence}; a budget of texts cannot see that: take a class without max_epsilon_total")
         rows, attestations, refused, absent = [], [], Counter[str](), True
         gate = Gate(policy.policy, registry, seen=Seen(), purpose=GENERATE)
         for part in [corpus] if isinstance(corpus, Corpus) else corpus:
@@ -153,9 +154,6 @@ class References:
                     if not isinstance(outcome, Admitted):
                         refused[str(outcome.refusal.code)] += 1
                     elif outcome.admission.admissibility_class == class_name:
-                        if outcome.admission.descriptor.limit != (0, 0):
-                            refused[LIMIT] += 1
-                            continue
                         assert attestation is not None
                         content = _unchanged(contents.read(outcome.locator), outcome)
                         text = _text_of(content, field if outcome.locator.source.endswith(_JSONL) else None)
@@ -167,10 +165,18 @@ class References:
         if not rows:
             told = ", ".join(f"{count} {code}" for code, count in sorted(refused.items())) or "nothing was refused"
             raise ConfigError("REFERENCES", f"no contribution of class {class_name} was admitted to generation ({told})")
-        every = (one for one in policy.policy.classes if one.generation is not None and one.max_epsilon_total_micro is None)
-        rules = tuple(GenerationRule.of(policy, one.name) for one in every)
-        missing = field if absent else None
-        return cls(tuple(rows), rule, policy.digest, tuple(attestations), rules, dict(refused), absent=missing)
+        names = [one.name for one in policy.policy.classes if one.generation is not None]
+        return cls(
+            tuple(rows),
+            rule,
+            policy.digest,
+            tuple(attestations),
+            tuple(GenerationRule.of(policy, name) for name in names),
+            dict(refused),
+            absent=field if absent else None,
+            limits=OverRuns.of(policy, names).limits,
+            shares=Shares(policy.policy, registry),
+        )
 
     def leaving(self, left_out: Mapping[str, str]) -> "References":
         """Returns these without some attested ones: code of the reason by id.
@@ -240,9 +246,6 @@ class References:
             raise ConfigError("BATCH", f"a batch has {batch} references, and no label has more than {most}; lower B")
         return {label: [tuple(by_id[one] for one in ids) for ids in found] for label, found in made.items()}
 
-
-LIMIT: Final = "LIMIT_OVER_RUNS"
-"""Code of what limits its spending over all runs together, and is refused."""
 
 _ROW: Final = '{"id": "...", "text": "..."}'
 

@@ -36,6 +36,7 @@ from dptrain.serve.generations.sources import (
     require_header,
     require_rule,
     salt_of,
+    spent_of,
     task_of,
 )
 from dptrain.serve.metrics import Metrics
@@ -44,6 +45,7 @@ from ledger.budget.leaves import CONTRIBUTION
 from ledger.budget.log import BudgetLog
 from ledger.budget.rho import NANO, epsilon_of_rho
 from ledger.errors import BudgetExhausted, LeafRefused
+from ledger.replay.earlier_runs import SpentRegistry
 
 LOG = logging.getLogger("dptrain.serve")
 
@@ -87,14 +89,19 @@ class Offered:
         closed: why it answers nobody any more, None while it does.
     """
 
-    def __init__(self, name: str, table: FromReferences, log: BudgetLog) -> None:
+    def __init__(
+        self, name: str, table: FromReferences, log: BudgetLog, spent: SpentRegistry | None = None
+    ) -> None:
         """Reads task and references; no model is needed.
+
+        Args:
+            spent: what contributions spent in the ledgers that the log counts.
 
         Raises:
             ConfigError: what does not fit together, by its name. Else as `references_of` and `plan_of`.
         """
         self.name, self.table, self.task = name, table, task_of(name, table)
-        self._log, self._salt = log, salt_of(table)
+        self._log, self._salt, self._spent = log, salt_of(table), spent
         references = references_of(table, self._salt)
         self.plan = plan_of(table, references.rule)
         cap = next(each for each in log.header.caps if each.unit == CONTRIBUTION)
@@ -139,7 +146,7 @@ class Offered:
         gone, left_out = self._log.state.withdrawn, Counter(references.refused)
         references = _only(references, [self._log.account(one.unit) not in gone for one in references])
         if references.rule is not None:
-            refused = self._log.admit(references.attestations).refused  # keeps nobody else out
+            refused = self._log.admit(references.attestations, spent=self._spent, shares=references.shares).refused
             left_out += Counter(error.code for error in refused.values())
             references = _only(references, [self._log.account(one.unit) in self._log.state.admitted for one in references])
         if not len(references):
@@ -320,7 +327,8 @@ class Generations:
             ConfigError: code MECHANISM or SALT, the log is not one for these; else as `Offered`.
         """
         require_header(config, log.header)
-        self.all: dict[str, Offered] = {name: Offered(name, table, log) for name, table in config.generations.items()}
+        spent = spent_of(config, log.header)
+        self.all = {name: Offered(name, table, log, spent) for name, table in config.generations.items()}
         for each in self.all.values():
             for _ in each.words():
                 break

@@ -20,9 +20,12 @@ from dptrain.inference.invisibleink.plan import NAME, Plan, mechanism, pinned, r
 from dptrain.inference.invisibleink.references import References
 from dptrain.inference.invisibleink.run.withdrawing import Withdrawing, beside
 from dptrain.inference.invisibleink.tasks import Task
+from dptrain.record.earlier_runs import Earlier
 from dptrain.serve.config import FromReferences, ServeConfig
 from ledger.budget import GenerationRule, Header, Mechanism
+from ledger.budget.generation import ClassLimit, OverRuns
 from ledger.budget.log import BudgetLog
+from ledger.replay.earlier_runs import SpentRegistry
 
 
 def task_of(name: str, table: FromReferences) -> Task:
@@ -155,6 +158,51 @@ def rules_of(config: ServeConfig) -> list[GenerationRule]:
     return list(found.values())
 
 
+def spent_of(config: ServeConfig, header: Header | None = None) -> SpentRegistry | None:
+    """Returns what contributions spent in the earlier ledgers that the file names; None where it has no attested references.
+
+    Args:
+        header: of the log that is there; None of a new one.
+
+    Raises:
+        ConfigError: code SERVE_VALUE, the file names earlier ledgers and nobody whose spending would count. Else as
+            `Earlier.registry`.
+    """
+    given = next((each.attested for each in config.generations.values() if each.attested is not None), None)
+    earlier = () if config.budget is None else config.budget.earlier
+    if given is None or config.budget is None:
+        if earlier:
+            sentence = "budget.earlier names ledgers, and no generation has attested references"
+            raise ConfigError("SERVE_VALUE", f"{sentence}: nobody's spending there would count; leave it out")
+        return None
+    cites = None if header is None else () if header.over_runs is None else header.over_runs.previous
+    return Earlier(earlier, keys=config.budget.earlier_keys).registry(cites, load_public_key(given.owner_key))
+
+
+def over_runs_of(config: ServeConfig) -> OverRuns | None:
+    """Returns what the header of a new log says of limits over all runs; None where the file has no attested references.
+
+    Raises:
+        As `spent_of` and `open_policy`.
+    """
+    spent = spent_of(config)
+    return None if spent is None else OverRuns(spent.previous, tuple(limits_of(config)))
+
+
+def limits_of(config: ServeConfig) -> list[ClassLimit]:
+    """Returns what the signed policies let contributions of the classes of a file spend over all runs, by class.
+
+    Raises:
+        As `open_policy`.
+    """
+    found: dict[str, ClassLimit] = {}
+    for each in config.generations.values():
+        if each.attested is not None:
+            signed = open_policy(each.attested.policy, load_public_key(each.attested.owner_key))
+            found |= {one.name: one for one in OverRuns.of(signed, [each.attested.class_]).limits}
+    return [found[name] for name in sorted(found)]
+
+
 def mechanism_of(config: ServeConfig) -> Mechanism | None:
     """Returns what the header of a new log says of texts from references; None where the file has no generations.
 
@@ -178,7 +226,10 @@ def require_header(config: ServeConfig, header: Header) -> None:
     asked, stated = mechanism_of(config), header.mechanism(NAME)
     if asked is None:
         return
-    rules = rules_of(config)
+    rules, over = rules_of(config), header.over_runs
+    if {*limits_of(config)} - {*(() if over is None else over.limits)}:
+        sentence = "the budget log does not have the limits over all runs that the policies of the file have"
+        raise ConfigError("RULE", f"{sentence}; begin another log")
     if set(rules) - set(header.generation) or (header.generation and not rules):
         has, asks = (", ".join(rule.name for rule in found) or "none" for found in (header.generation, rules))
         sentence = f"the budget log has the signed rules of {has}, the file asks for {asks}"

@@ -17,7 +17,7 @@ from ledger.audit.attested import Known
 from ledger.audit.findings import Report
 from ledger.audit.withdrawals import GivenWithdrawal, read_withdrawals
 from ledger.budget.audit.report import RuleRow
-from ledger.budget.generation import GenerationRule
+from ledger.budget.generation import ClassLimit, GenerationRule
 from ledger.budget.leaves import CONTRIBUTION, Header, Leaf, Reference, Reserve, Text, Withdrawn
 from ledger.budget.rho import NANO, epsilon_of_rho
 from ledger.budget.state import BudgetState
@@ -110,6 +110,11 @@ class Consents:
                 continue
             if expected != rule:
                 self._fault("RULE", "seq 0", f"the header says {rule}, the owner signed {expected}"[:600])
+            limits = () if header.over_runs is None else header.over_runs.limits
+            stated = next((one for one in limits if one.name == rule.name), None)
+            if (owed := ClassLimit.of(signed, rule.name)) != stated:
+                said = f"of what class {rule.name} may spend over all runs the header says {stated or 'nothing'}"
+                self._fault("RULE", "seq 0", f"{said}, the owner signed {owed or 'no limit'}"[:600])
             root = signed.policy.registry_root
             if registry is not None and (root is None or not registry.extends(root)):
                 sentence = f"the registry has the root {registry.root().hex()}, which does not extend the one of the policy"

@@ -8,15 +8,18 @@ from typing import Any, Final
 from attest.fixed_point import MICRO, PICO
 from attest.schema.plain import is_ahead, machine_time, utc
 from ledger import layout
-from ledger.audit.findings import MAX_FINDINGS, Finding, Verdict
+from ledger.audit.findings import MAX_FINDINGS, Finding, Verdict, weakest
 from ledger.audit.given import Export, Leaves, check_keys
 from ledger.budget.audit.charges import Charges
 from ledger.budget.audit.consents import Brought, Consents
+from ledger.budget.audit.over_runs import OverRuns, judge_over_runs
 from ledger.budget.audit.report import BudgetReport, CapRow
-from ledger.budget.leaves import Epoch, Header, decode_leaf, is_budget
+from ledger.budget.counted import counted_as
+from ledger.budget.leaves import Epoch, Header, Withdrawn, decode_leaf, is_budget
 from ledger.budget.rho import NANO, epsilon_of_rho
 from ledger.budget.state import BudgetState
 from ledger.errors import BudgetExhausted, ExportChanged, LeafRefused, ProofError
+from ledger.replay.earlier_texts import EarlierTexts
 from ledger.trust import auditors_policy
 
 _ROUNDED: Final = 1e-9
@@ -47,6 +50,7 @@ def verify_budget(
     registry: str | Path | None = None,
     withdrawals: str | Path | None = None,
     others: Sequence[str | Path] = (),
+    runs: Sequence[str | Path] = (),
     contributions: Sequence[bytes] = (),
 ) -> BudgetReport:
     """Audits an export of a budget log.
@@ -67,8 +71,10 @@ def verify_budget(
     say whose word stands in their place. With `others`, verdict and qualifiers are those of all of these logs together: no
     contribution that one of them admitted spent more over all of them than the lowest of the rules under which they admitted it
     allows over all texts, and a qualifier says where one paid after another log had entered its withdrawal. That there is no
-    further log, and that the other exports are the newest, is the operator's word, as the notes say. The audit cannot tell
-    whether something was computed for which nothing was reserved, or whether a mechanism adds the noise that its rho needs.
+    further log, and that the other exports are the newest, is the operator's word, as the notes say. With limits of epsilon
+    over all runs it means what `ledger.budget.audit.over_runs.judge_over_runs` says of the runs that were given. The audit
+    cannot tell whether something was computed for which nothing was reserved, or whether a mechanism adds the noise that its
+    rho needs.
 
     Args:
         keys: verifier keys of the log, obtained from a place that the exporter does not control.
@@ -79,6 +85,7 @@ def verify_budget(
         policies: signed policies that the rules of the header name. registry: of the contributors' keys.
         withdrawals: directory of signed withdrawals, which WITHDRAWN leaves have to enter.
         others: exports of other budget logs from which the same contributions pay, under keys that are given too.
+        runs: exports of training runs over the corpus, likewise: those that the log counts, and all others there are.
         contributions: digests of descriptors of which the report says what was charged, in this order.
 
     Returns:
@@ -87,6 +94,7 @@ def verify_budget(
     clock = machine_time() if now is None else now
     findings: list[Finding] = []
     report: dict[str, Any] = {}
+    verdicts: list[Verdict] = []
     try:
         brought = Brought.read(owner_key, policies, registry, withdrawals, lambda *said: findings.append(Finding(*said)))
         first = _verify(Path(path), list(keys), clock, (minimum_size, max_age), findings, report, brought, contributions)
@@ -94,11 +102,13 @@ def verify_budget(
         if first is not None:
             together = [first, *(one for one in beside if one is not None)]
             _judge_together(together, brought, findings)
-            _unite(together, report, plain=not findings)
+            over = OverRuns() if findings else _over_runs(together, runs, list(keys), brought, clock, findings)
+            _unite(together, report, over, plain=not findings)
+            verdicts += over.verdicts
     except Exception as error:  # an input that breaks the auditor must not pass the audit
         findings.append(Finding("INTERNAL", str(path), f"the audit broke off: {type(error).__name__}: {error}"))
     told = {"CONSENT_TOLD", "RULES_TOLD"} & set(report.get("qualifiers", ()))
-    verdict: Verdict = "FAILED" if findings else "TOLD" if told else "FULL"
+    verdict: Verdict = "FAILED" if findings else weakest(["TOLD" if told else "FULL", *verdicts])
     found = BudgetReport(verdict=verdict, findings=tuple(findings[:MAX_FINDINGS]), now=clock, **report)
     return replace(found, notes=(*_over_all(found, len(others)), *found.notes)) if not findings else found
 
@@ -109,8 +119,14 @@ class _Log:
 
     path: Path
     state: BudgetState
+    leaves: Leaves
     consents: Consents
     report: dict[str, Any]
+
+    def counted(self) -> EarlierTexts:
+        """Returns it as others count it."""
+        withdrawn = (leaf for body in self.leaves if isinstance(leaf := decode_leaf(body), Withdrawn))
+        return counted_as(self.state, self.leaves.root_at(self.state.size), withdrawn)
 
 
 def _verify(
@@ -187,7 +203,7 @@ def _verify(
     )
     if not findings:
         report["notes"] = tuple(_notes(BudgetReport(verdict="FULL", findings=(), now=now, **report)))
-    return _Log(path, state, consents, report)
+    return _Log(path, state, leaves, consents, report)
 
 
 def _other(path: Path, keys: list[str], now: int, brought: Brought, findings: list[Finding]) -> _Log | None:
@@ -225,16 +241,28 @@ def _judge_together(together: list[_Log], brought: Brought, findings: list[Findi
             findings.append(Finding("TOGETHER", where[account], f"{sentence}; its rule allows {allowed} over all texts"))
 
 
-def _unite(together: list[_Log], report: dict[str, Any], *, plain: bool) -> None:
-    """Has the report of the first log say what weakens that of any: its qualifiers, its notes, and texts that it made of what
-    another one had withdrawn. No size is asked for of the others: UNCOMPARED speaks of the first. `plain`: whether notes say
-    what nothing is wrong with too."""
+def _over_runs(
+    together: list[_Log], runs: Sequence[str | Path], keys: list[str], brought: Brought, now: int, findings: list[Finding]
+) -> OverRuns:
+    """Holds the first log against runs and the other logs."""
+    first, *others = together
+    exports, counted = [Path(path) for path in runs], [one.counted() for one in others]
+    how = (brought.owner_key, now, lambda *said: findings.append(Finding(*said)))
+    return judge_over_runs(first.state, first.leaves, exports, counted, keys, *how)
+
+
+def _unite(together: list[_Log], report: dict[str, Any], over: OverRuns, *, plain: bool) -> None:
+    """Has the report of the first log say what weakens that of any, and what runs say: qualifiers, notes, and texts that it
+    made of what another one, or a run, had withdrawn. No size is asked for of the others: UNCOMPARED speaks of the first.
+    `plain`: whether notes say what nothing is wrong with too."""
     qualifiers, notes = set(report["qualifiers"]), list[str]()
     for number, one in enumerate(together):
         own = [*(one.report.get("notes", ()) if plain else ()), *one.consents.notes]
         notes += [f"{one.path}: {note}" for note in own] if number else own
         qualifiers |= set(one.report["qualifiers"]) - ({"UNCOMPARED"} if number else set())
-    entered: dict[bytes, int] = {}
+    qualifiers |= over.qualifiers
+    notes += over.notes
+    entered: dict[bytes, int] = dict(over.withdrawn)
     signed: dict[bytes, int] = {}  # what was given, by the logs that show who may withdraw
     for one in together:
         for known, found in ((entered, one.consents.withdrawn_at), (signed, one.consents.signed_at)):
@@ -248,7 +276,7 @@ def _unite(together: list[_Log], report: dict[str, Any], *, plain: bool) -> None
                 late.add(account)
     if late:
         qualifiers.add("WITHDRAWAL_LATE")
-        told = f"{len(late)} contributions paid for a text after another log had entered or shown their withdrawal"
+        told = f"{len(late)} contributions paid for a text after another log, or a run, had entered or shown their withdrawal"
         notes.append(f"{told}, {min(late).hex()} among them; the times of leaves are the operator's word")
     report.update(qualifiers=tuple(sorted(qualifiers)), notes=tuple(notes))
 

@@ -8,6 +8,7 @@ import math
 import os
 import secrets
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,10 +21,13 @@ from dptrain.inference.invisibleink.partition import SALT_SIZE, fresh_salt
 from dptrain.inference.invisibleink.plan import NAME, Plan, mechanism, pin, pinned, relation
 from dptrain.inference.invisibleink.references import References
 from ledger.budget.export import export_budget
+from ledger.budget.generation import OverRuns
 from ledger.budget.leaves import Mechanism
 from ledger.budget.log import BudgetLog, BudgetSpec
 from ledger.budget.rho import NANO, cap_nano, epsilon_of_rho
+from ledger.leaves import Previous
 from ledger.note import NoteSigner
+from ledger.replay.earlier_runs import SpentRegistry
 from ledger.storage.place import Place
 
 CONTRIBUTION: Final = "contribution"
@@ -94,11 +98,27 @@ class Purse:
             sync_directory(path.parent)
         return salt
 
-    def open(self, plan: Plan, references: References, salt: bytes, *, epsilon: float | None = None) -> BudgetLog:
+    def cites(self) -> tuple[Previous, ...] | None:
+        """Returns the ledgers that the log counts; None where it is not there yet. Raises: as `BudgetLog.open`."""
+        if not self.log.exists():
+            return None
+        with BudgetLog.open(Place.of(self.log), read_only=True) as log:
+            return () if log.header.over_runs is None else log.header.over_runs.previous
+
+    def open(
+        self,
+        plan: Plan,
+        references: References,
+        salt: bytes,
+        *,
+        epsilon: float | None = None,
+        previous: Sequence[Previous] = (),
+    ) -> BudgetLog:
         """Opens the log, or creates it for this plan; with attested references it is for all classes of their policy.
 
         Args:
             epsilon: cap of each contribution, at the plan's delta; None where a signed rule has it.
+            previous: ledgers that a new log of attested references counts where somebody has a limit over all runs.
 
         Raises:
             ResumeRefused: code SALT, the log was made for another salt. ConfigError: code BUDGET, it has no cap for
@@ -107,7 +127,7 @@ class Purse:
                 KeyRefused: that cannot be read. Else as `BudgetLog.open`.
         """
         made = not self.log.exists()
-        log = self._create(plan, references, salt, epsilon) if made else BudgetLog.open(Place.of(self.log))
+        log = self._create(plan, references, salt, epsilon, previous) if made else BudgetLog.open(Place.of(self.log))
         try:
             if not made:
                 self._require(log, plan, references, salt)
@@ -117,12 +137,15 @@ class Purse:
             raise
         return log
 
-    def admit(self, log: BudgetLog, references: References) -> References:
+    def admit(self, log: BudgetLog, references: References, spent: SpentRegistry | None = None) -> References:
         """Admits attested references to a log, each with what was signed, and returns those that may pay in it; the owner's own
         as they are.
 
         Guarantee: none that was withdrawn in the log is admitted or returned, and each that is returned stands in the log.
         Whom the log refuses is left out, by reason, and nobody else with it.
+
+        Args:
+            spent: in the ledgers that the log counts; needed where it counts any and somebody new is to be admitted.
 
         Raises:
             ConfigError: code REFERENCES, none is left. Else as `BudgetLog.admit`.
@@ -131,7 +154,7 @@ class Purse:
             return references
         log.refresh()
         references = references.leaving({one.hex(): "WITHDRAWN" for one in log.state.withdrawn})
-        refused = log.admit(references.attestations).refused
+        refused = log.admit(references.attestations, spent=spent, shares=references.shares).refused
         return references.leaving({account.hex(): str(error.code) for account, error in refused.items()})
 
     def close(self, log: BudgetLog, directory: Path) -> None:
@@ -151,7 +174,9 @@ class Purse:
         else:
             made.rename(directory)
 
-    def _create(self, plan: Plan, references: References, salt: bytes, epsilon: float | None) -> BudgetLog:
+    def _create(
+        self, plan: Plan, references: References, salt: bytes, epsilon: float | None, previous: Sequence[Previous]
+    ) -> BudgetLog:
         delta = math.floor(plan.delta * PICO)
         rule = None if references.rule is None else references.rule.generation
         if rule is None:
@@ -166,7 +191,8 @@ class Purse:
         signer = NoteSigner(f"generate/{secrets.token_hex(8)}", load_private_key(self.key))
         # A contribution that pays for one text has reached every threshold: nobody is told of each.
         caps, mechanisms = {CONTRIBUTION: (cap, delta)}, [_mechanism(plan, salt if rule is None else None)]
-        spec = BudgetSpec(caps=caps, mechanisms=mechanisms, thresholds=(), generation=references.rules)
+        over = None if rule is None else OverRuns(tuple(previous), references.limits)
+        spec = BudgetSpec(caps=caps, mechanisms=mechanisms, thresholds=(), generation=references.rules, over_runs=over)
         log = BudgetLog.create(Place.of(self.log), spec, signer)
         atomic_write(self.public, f"{signer.vkey}\n".encode())
         return log
@@ -193,6 +219,9 @@ class Purse:
                 how = "a rule stands in the header of a log, so another policy needs a log of its own (--budget)"
                 told = "which knows nothing of what was spent here: that these contributions spend in one alone is your word"
                 raise ConfigError("BUDGET", f"{sentence}; {how}, {told}")
+            if set(references.limits) - set(() if log.header.over_runs is None else log.header.over_runs.limits):
+                sentence = f"{self.log} does not have the limits over all runs that the policy has for its classes"
+                raise ConfigError("BUDGET", f"{sentence}; begin another log (--budget)")
         elif log.header.generation:
             sentence = f"{self.log} is for contributions that were signed for generation"
             raise ConfigError("BUDGET", f"{sentence}, and your own were not; begin another log for them")
