@@ -59,9 +59,9 @@ def hold_against_earlier(
     together, or another signed limit than they did; one descriptor has one class, one set of bounds and one content in all
     exports given, and one content one descriptor; nobody took part who was withdrawn in a cited one, or in any that was given
     before this one began; and with this run as planned nobody exceeds a limit of epsilon over all runs, its own or one of any
-    policy for its class; nor could anybody with a cited run as that was planned, and the runs that it counted. A budget of texts
-    that is cited was given, is not FAILED, begins with the cited leaves, and counts in all this with the whole rho of its rule
-    for everybody of the class, whenever that is charged; none given that began before names who took part here and is uncited.
+    policy for its class; nor could anybody with a cited run as that was planned, and the runs that it counted. A budget of
+    texts that is cited was given, is not FAILED, begins with the cited leaves, and counts in all this with the whole rho of its
+    rule for everybody of the class, whenever that is charged; and none that is uncited, and began before, names who took part.
 
         The verdict is the weakest of the run and of those that it cites (`ledger.audit.findings.VERDICTS`). It has the
         qualifiers of the run, but for those that these exports answer, and those of `INHERITED` of any run that it cites, and

@@ -60,7 +60,8 @@ def longest(given: Sequence[_Shown], fault: Report) -> list[_Shown]:
 
 
 def judge_citations(shown: Iterable[Shown], own: Given, fault: Report) -> None:
-    """Holds what every run and budget counts against the exports of the ledgers that it names; what ``own`` counts is judged elsewhere.
+    """Holds what every run and budget counts against the exports of the ledgers that it names; what ``own`` counts is judged
+    elsewhere.
 
     So no run forgets that a key was lost, as another one says: behind the leaves for which that one vouches nothing counts.
 

@@ -6,6 +6,7 @@ was withdrawn or admitted there, have a say in what a run counts: not what was c
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -175,8 +176,8 @@ class Beside:
             sentence = f"{origin}, a budget log, began before this run and is not cited: what {named} contributions of this run"
             self._fault("EARLIER_LEFT_OUT", str(match.path), f"{sentence} may spend there for texts counts nowhere")
         elif before:
-            told = f"{origin}, a budget log, began before this run and is not cited; it names nobody who took part here, and may"
-            self._remarks.note(f"{told} yet admit some: limits are not held against it")
+            told = f"{origin}, a budget log, began before this run and is not cited; it names nobody who took part here"
+            self._remarks.note(f"{told}, and may yet admit some: limits are not held against it")
         else:
             told = f"{origin}, a budget log, began after this run and does not count it, and may admit who took part here"
             self._remarks.note(f"{told}: limits are not held against it; audit it with --earlier of this")
@@ -184,14 +185,13 @@ class Beside:
     def apart(self, runs: Sequence[Earlier], counted: Sequence[EarlierTexts]) -> None:
         """Tells of a run and a budget that may share contributions though neither counts the other, as if both had been first.
         """
-        for earlier in runs:
-            for texts in counted:
-                both = (*earlier.previous, *(texts.previous or ()))
-                if {earlier.cited.header_digest, texts.cited.header_digest}.isdisjoint(item.header_digest for item in both):
-                    if shared := _may_share(earlier.run, texts):
-                        told = f"{earlier.cited.origin} and the budget log {texts.cited.origin} may share {shared} contributions"
-                        why = "what is said of limits over runs holds if neither was chosen by looking at what the other released"
-                        self._remarks.qualify("EARLIER_APART", f"{told} and neither counts the other: {why}")
+        for earlier, texts in product(runs, counted):
+            linked = {item.header_digest for item in (*earlier.previous, *(texts.previous or ()))}
+            shared = _may_share(earlier.run, texts)
+            if shared and linked.isdisjoint((earlier.cited.header_digest, texts.cited.header_digest)):
+                told = f"{earlier.cited.origin} and the budget log {texts.cited.origin} may share {shared} contributions"
+                why = "what is said of limits over runs holds if neither was chosen by looking at what the other released"
+                self._remarks.qualify("EARLIER_APART", f"{told} and neither counts the other: {why}")
 
     def entered(self, withdrawn: Sequence[Withdraw], shown: Sequence[ShownTexts]) -> None:
         """Looks in the budgets for the withdrawals that the run says it has from them."""

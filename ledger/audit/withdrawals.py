@@ -105,10 +105,10 @@ class SignedWithdrawals:
     contribution, this corpus and the leaf's reason, and verifies: under the owner's key as the owner, or under a key of a
     contributor in the registry, valid when it says that it was signed or when it was entered, of whom the ADMIT leaf names a
     key too. A withdrawal of a contribution whose leaf names another reason is a finding, if it was signed by then, the leaf's
-    own evidence is not shown, and no later leaf enters it. What a budget of texts had withdrawn, which the header cites, has
-    no reason there: it counts as shown by any such withdrawal that was signed by then. What the registry is said to have taken out counts as shown only if
-    the evidence is a root of the registry that was given; what expired, only with the attestation hash of its ADMIT leaf as
-    evidence, or the leaf is a finding.
+    own evidence is not shown, and no later leaf enters it. What a budget of texts had withdrawn, which the header cites, has no
+    reason there: it counts as shown by any such withdrawal that was signed by then. What the registry is said to have taken out
+    counts as shown only if the evidence is a root of the registry that was given; what expired, only with the attestation hash
+    of its ADMIT leaf as evidence, or the leaf is a finding.
     """
 
     def __init__(

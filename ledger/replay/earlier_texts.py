@@ -65,10 +65,12 @@ class EarlierTexts:
             self._accounts[key] = Account(order, rule.spending, rule.spending, limits)
         return self._accounts[key]
 
-    def at(self, cited: Previous, last_time: int) -> "EarlierTexts":
-        """Returns it as a header cites it that read fewer of its leaves. `last_time`: of the last of these."""
+    def at(self, cited: Previous, last_time: int | None = None) -> "EarlierTexts":
+        """Returns it as a header cites it that read fewer of its leaves. `last_time`: of the last of these; that of its header
+        where nobody asks whether it is dated before who cites it."""
         known = tuple(leaf for leaf in self.withdrawn if leaf.seq < cited.size)
-        return replace(self, cited=cited, last_time=last_time, withdrawn=known, _accounts={})
+        last = self.began if last_time is None else last_time
+        return replace(self, cited=cited, last_time=last, withdrawn=known, _accounts={})
 
     def misdates(self, time: int) -> str | None:
         """Tells why a run that counts this log cannot have begun at a time; None where it can, as clocks may differ."""
