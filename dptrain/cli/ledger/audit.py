@@ -23,7 +23,7 @@ from dptrain.errors import ConfigError
 from ledger.audit import verify_export
 from ledger.audit.findings import exit_code, headline
 from ledger.audit.withdrawals import read_withdrawals
-from ledger.budget.audit import holds_budget, verify_budget
+from ledger.budget.audit import given_texts, holds_budget, verify_budget
 from ledger.proofs.membership import read_admitted
 from ledger.proofs.memory import hold_against_memory
 from ledger.proofs.monitoring import Bounds, Mine, Watched, WatchedRow, watch
@@ -42,8 +42,8 @@ def verify(
         list[Path] | None,
         folder_option(
             "EXPORT",
-            "Export of an earlier run that this one counts; then what was spent before is computed again too. Of a budget log: "
-            "export of another one from which the same contributions pay, or of a run that it counts. Repeat.",
+            "Export of an earlier run, or of a budget log of texts, that this one counts; then what was spent before is computed "
+            "again too. Of a budget log: export of another one from which the same contributions pay, or of a run. Repeat.",
         ),
     ] = None,
     min_size: Annotated[
@@ -106,8 +106,11 @@ def verify(
     wrong_if(bool(policy), "this is the export of a run, which holds its policy: --policy is for the export of a budget")
     asked: dict[str, Any] = {"require_quorum": require_quorum, "minimum_size": min_size, "max_age": max_age, "now": now}
     asked |= {"withdrawals": withdrawals, "registry": registry, "owner_key": owner}
+    budgets = [path for path in earlier or () if holds_budget(path)]
+    runs = [path for path in earlier or () if path not in budgets]
     with counting(f"auditing {export}"):
-        report = verify_export(export, vkeys, earlier=earlier or None, **asked)
+        texts = [given_texts(path, vkeys, now=now, owner_key=owner, registry=registry if owner else None) for path in budgets]
+        report = verify_export(export, vkeys, earlier=runs or None, texts=texts, **asked)
     if remember is not None:
         report = hold_against_memory(report, export, remember, vkeys)
     return Told(report.to_json(), ledger_show.audit_text(report), exit_code(report.verdict, require_full=require_full))
