@@ -49,7 +49,9 @@ def moment(order: float) -> float:
 def worth(divergence: float, order: float, delta: float) -> float:
     """The least epsilon of a divergence: the better of the conversion of Balle et al. and of the tangent at 1."""
     balle = divergence - (math.log(delta) + math.log(order)) / (order - 1) + math.log1p(-1 / order)
-    slope = delta / math.expm1(min((order - 1) * divergence, 700.0))
+    if (order - 1) * divergence > 300:
+        return balle  # of numbers so large both are one
+    slope = delta / math.expm1((order - 1) * divergence)
     at = (1 + 1 / (slope * order)) ** (1 / (order - 1))
     tangent = at - slope * (at**order - 1 - order * (at - 1))
     return min(balle, math.log(tangent)) if tangent > 0 else balle
@@ -244,9 +246,6 @@ def test_a_budget_without_rules_and_one_that_a_run_would_replace_are_refused_by_
     with pytest.raises(ConfigError) as replaced:
         Trainer(world, replaces=with_budget(world))
     assert replaced.value.code == "EARLIER" and "budget log" in replaced.value.sentence
-    with pytest.raises(ConfigError) as server:
-        Trainer(world, earlier=["postgresql://nobody@127.0.0.1:9/none"])
-    assert server.value.code
 
 
 def test_an_export_of_a_budget_is_audited_before_it_is_counted(tmp_path):
@@ -288,7 +287,7 @@ def test_a_resumed_run_takes_a_budget_that_grew_and_no_shorter_or_other_one(tmp_
     resumed = Trainer(world, earlier=[grown if as_export else place], earlier_keys=keys, resume=True).begin()
     assert {*resumed.private.opened.recorder.ledger.state.withdrawals} == {name_of(one) for one in attested(world)[:2]}
     resumed.close()
-    for path in tmp_path.glob("texts.db*"):
+    for path in {*tmp_path.glob("texts.db*")} - {*backup}:
         path.unlink()
     for path, data in backup.items():
         path.write_bytes(data)
