@@ -100,6 +100,7 @@ def hold_against_earlier(
         if not together.findings:
             spent = together.judge_together(runs, counted, [*map(Followed.of, given), mine])
             beside.apart(runs, counted)
+            beside.crossing(mine, budgets)
             beside.entered(mine.withdrawn, budgets)
             for budget in budgets:
                 together.judge_left(budget.texts.withdrawn, budget.origin, spent)

@@ -4,14 +4,15 @@ A budget counts with all that its rules allow, for everybody of a class that has
 was withdrawn or admitted there, have a say in what a run counts: not what was charged, nor who else was shown them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from ledger.audit.findings import AuditReport, Report
 from ledger.audit.given import Leaves
+from ledger.audit.histories import Followed
 from ledger.audit.remarks import Remarks
 from ledger.leaves import Previous, Withdraw
 from ledger.leaves.header import TEXTS
@@ -23,14 +24,28 @@ USE_TOLD: Final = "USE_TOLD"
 """Qualifier of a budget log (`ledger.budget.audit.report.WORDS`) that a run which counts it notes."""
 
 
+class Signed(NamedTuple):
+    """Says what a contributor signed, as the REFERENCE leaf of a contribution shows it. `content`: the commitment to it."""
+
+    class_name: str
+    bounds: tuple[int, int, int]
+    limit: tuple[int, int]
+    content: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class ReadTexts:
-    """Holds a budget log that passed its audit, at its whole size. `times`: of its leaves, by position. `leaves`: under the
-    root that the audit found."""
+    """Holds a budget log that passed its audit, at its whole size.
+
+    Attributes:
+        leaves: under the root that the audit found. times: of these, by position.
+        signed: by descriptor hash of who was admitted.
+    """
 
     texts: EarlierTexts
     leaves: Leaves
     times: Sequence[int]
+    signed: Mapping[bytes, Signed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +207,27 @@ class Beside:
                 told = f"{earlier.cited.origin} and the budget log {texts.cited.origin} may share {shared} contributions"
                 why = "what is said of limits over runs holds if neither was chosen by looking at what the other released"
                 self._remarks.qualify("EARLIER_APART", f"{told} and neither counts the other: {why}")
+
+    def crossing(self, own: Followed, shown: Sequence[ShownTexts]) -> None:
+        """Holds the contributions of the run against those of budgets, as `ledger.audit.histories.judge_crossing` does between
+        runs: one descriptor says one thing, and one commitment is of one descriptor. Of each kind the first is named."""
+        for item in shown:
+            found: dict[str, tuple[int, str]] = {}
+            for name, signed in item.read.signed.items():
+                here, number = own.run.contributions.get(name), own.anchors.number(signed.content)
+                terms = None if here is None or here.unnamed else here.terms
+                if here is not None and terms is not None:
+                    if (terms.class_name, terms.bounds) != (signed.class_name, signed.bounds):
+                        found.setdefault("EARLIER_TERMS", (here.seq, f"{name.hex()} is of another class or has other bounds"))
+                    if terms.limit != signed.limit:
+                        told = f"{name.hex()} signed another limit of epsilon, or none"
+                        found.setdefault("LIMIT", (here.seq, told))
+                other = None if number is None else own.run.register.by_number[number]
+                if other is not None and not other.unnamed and other.descriptor_hash != name:
+                    told = f"{other.descriptor_hash.hex()} has the content commitment of {name.hex()}"
+                    found.setdefault("EARLIER_ANCHOR", (other.seq, told))
+            for code, (seq, told) in found.items():
+                self._fault(code, f"seq {seq}", f"{told}, by the leaves of {item.origin}; one descriptor says one thing")
 
     def entered(self, withdrawn: Sequence[Withdraw], shown: Sequence[ShownTexts]) -> None:
         """Looks in the budgets for the withdrawals that the run says it has from them."""

@@ -1,4 +1,4 @@
-"""A budget of texts over the corpus of a training world: its rule is that of the world's policy, its contributions the world's."""
+"""A budget of texts over the corpus of a training world: its rule and its contributions are those of the world."""
 
 import hashlib
 from collections.abc import Sequence

@@ -42,7 +42,7 @@ def verify(
         list[Path] | None,
         folder_option(
             "EXPORT",
-            "Export of an earlier run, or of a budget log of texts, that this one counts; then what was spent before is computed "
+            "Export of an earlier run, or of a budget of texts, that this one counts; then what was spent before is computed "
             "again too. Of a budget log: export of another one from which the same contributions pay, or of a run. Repeat.",
         ),
     ] = None,

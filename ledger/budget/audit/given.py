@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from attest.descriptor import SignedDescriptor
 from ledger.audit.findings import Finding
 from ledger.audit.given import Leaves, read_leaves, require_audited
-from ledger.audit.texts import GivenTexts, ReadTexts
+from ledger.audit.texts import GivenTexts, ReadTexts, Signed
 from ledger.budget.audit.report import BudgetReport
 from ledger.budget.audit.verify import verify_budget
 from ledger.budget.counted import counted_as
-from ledger.budget.leaves import Header, Withdrawn, decode_leaf
+from ledger.budget.leaves import Header, Reference, Withdrawn, decode_leaf
 from ledger.budget.state import BudgetState
 from ledger.errors import LeafRefused, LedgerBehind, LedgerError, LedgerForked
 from ledger.leaves import Previous
@@ -84,7 +85,7 @@ def require_counted(texts: EarlierTexts, counted: Sequence[Previous], root_at: A
 def _read(leaves: Leaves) -> ReadTexts:
     """Replays leaves that were verified before."""
     state: BudgetState | None = None
-    times, withdrawn = array("q"), list[Withdrawn]()
+    times, withdrawn, signed = array("q"), list[Withdrawn](), dict[bytes, Signed]()
     for body in leaves:
         leaf = decode_leaf(body)
         times.append(leaf.time)
@@ -94,5 +95,8 @@ def _read(leaves: Leaves) -> ReadTexts:
         assert state is not None
         state.apply(leaf, totals=False)
         withdrawn += [leaf] if isinstance(leaf, Withdrawn) else []
+        if isinstance(leaf, Reference):
+            said = SignedDescriptor.from_cbor(leaf.descriptor)
+            signed[leaf.account] = Signed(said.admissibility_class, said.bounds, said.limit, said.content)
     assert state is not None
-    return ReadTexts(counted_as(state, leaves.root_at(leaves.size), withdrawn), leaves, times)
+    return ReadTexts(counted_as(state, leaves.root_at(leaves.size), withdrawn), leaves, times, signed)
