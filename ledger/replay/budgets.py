@@ -10,6 +10,8 @@ Proof:
     public. If not, no second run begins, and the first is (eps, delta)-DP by its accountant. That it may stop early is
     post-processing. If so, regard the windows charged in all runs as one sequence of mechanisms, each chosen from the outputs
     of those before. At order a the divergence of each, in both directions, is known when it is chosen (Theorems 1 to 12).
+    Tokens of a budget stand in the sequence where they were drawn. Together they are rho-zCDP under the same neighbours, so
+    at most a rho at order a (Bun and Steinke 2016, Definition 1.1); that counts whole from the first, whenever they are drawn.
     Their sum never passes B: within run j it is at most R_1(a) + ... + R_(j-1)(a) + P_j(a), for a ledger charges no more than
     is planned (`HORIZON`). So the whole has divergence at most B at order a (Feldman and Zrnic 2021, Theorem 3.1), and is
     (eps, delta)-DP (`least_of_order()`). ∎

@@ -1872,7 +1872,7 @@ def log_key(line):
 
 
 ABOVE0, TERM = uint(1), uint(0, 10**12 - 1)
-EARLIER_ROW = (words(200), ABOVE0, hash32, hash32, log_key, word("spent", "compromised"))
+EARLIER_ROW = (words(200), ABOVE0, hash32, hash32, log_key, word("spent", "compromised", "texts"))
 LEAVES = {
     HEADER: (
         word("dptrain.ledger/4"), words(200), blob(), blob(), identifier, hash32, log_key, blob(16), word("poisson", "none"),

@@ -71,19 +71,23 @@ def _row(name: str, data: bytes) -> dict[str, Any]:
     }
 
 
+def _named(origin: str) -> str:
+    return NoteSigner(origin, OTHER_KEY).vkey
+
+
 def _headers() -> Iterator[tuple[str, HeaderSpec]]:
     """Yields headers of models and policies that say something special."""
     masked = policy(sensitive=DepthRule(band=BAND, heads=(0,), experts=(1,)))
     adapters = policy(open=DepthRule(adapter="one"), sensitive=DepthRule(adapter="two"))
     earlier = NoteSigner("ledger.example/run0", OTHER_KEY)
     cited = Previous(earlier.name, 12, bytes(32), hashlib.sha256(b"leaf 0").digest(), earlier.vkey, "spent")
-    lost = Previous(
-        "ledger.example/lost", 3, bytes(32), bytes(32), NoteSigner("ledger.example/lost", OTHER_KEY).vkey, "compromised"
-    )
+    lost = Previous("ledger.example/lost", 3, bytes(32), bytes(32), _named("ledger.example/lost"), "compromised")
+    texts = replace(cited, origin="ledger.example/texts", log_vkey=_named("ledger.example/texts"), reason="texts")
     yield "the smallest model", header_spec(stack=SMALL)
     yield "heads and experts", header_spec(masked, stack=ATTENTION)
     yield "adapters", header_spec(adapters, stack=ADAPTERS)
     yield "earlier ledgers", header_spec(stack=SMALL, previous=(cited, lost))
+    yield "a budget of texts", header_spec(stack=SMALL, previous=(cited, texts))
     weak = {"isolation": "one norm over all blocks", "randomness": "unaddressed", "unprobed": ("a.bias", "b")}
     for rule in (correlated.BANDS, correlated.BUFFERS, correlated.DENSE):
         yield f"noise of {rule.name}", header_spec(signed_policy(**correlated.under(rule)), stack=SMALL)
