@@ -138,7 +138,8 @@ class PrivateTraining:
             accelerator: of accelerate; the processor without one.
             owner_key: public key of the corpus owner, a file or 32 bytes; default ``owner.pub`` beside the policy.
             registry: contributor registry; default ``registry.cbor`` beside the policy.
-            earlier: closed runs over the corpus, which count in every limit over runs. microbatches: their size at most.
+            earlier: closed runs over the corpus, and budgets of texts, which count in every limit over runs. microbatches:
+                their size at most.
             clock: tells the time. resume: continue a run that has a ledger. progress: show a bar on a terminal.
             noise: where noise is drawn.
 

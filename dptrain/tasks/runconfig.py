@@ -188,7 +188,7 @@ class MachineConfig:
         ledger_key: private key that signs the ledger; default ``<ledger>.key``, made on first use.
         origin: name of the log; default ``<corpus>/<ledger name>``.
         earlier: ledgers of earlier runs over the corpus, closed, or directories of their exports, whose expenditure counts
-            here.
+            here; and budget logs by which its contributions make texts, likewise, which count with all that their rules allow.
         earlier_keys: files with the verifier keys (``.pub``) under which these exports are audited; not from their exporter.
         replaces: a ledger whose key was lost to others, which this one continues under another origin.
         microbatch: contributions per forward pass.

@@ -16,7 +16,7 @@ from ledger.audit.histories import judge_citations, longest
 from ledger.audit.verify import OpenedExport, open_export
 from ledger.errors import LedgerBehind, LedgerError, LedgerForked
 from ledger.leaves import Admit, Header, Previous, Withdraw
-from ledger.leaves.header import COMPROMISED
+from ledger.leaves.header import COMPROMISED, TEXTS
 from ledger.proofs.membership import Admitted, name_member, shows_member
 from ledger.replay import Replay
 from ledger.replay.budgets import TOLERANCE_MICRO, Account, Limit, Spending, Use, composed, limits_over, of_run, reached
@@ -26,6 +26,7 @@ from ledger.views.trace import Trace, Wanted, trace
 
 DRAWS: Final = "in which of these steps it was drawn: draws are secret, and written nowhere"
 OTHERS: Final = "what was spent in runs whose exports were not given"
+FOR_TEXTS: Final = "what it spends for texts, which is in no figure here ('dptrain ledger show' tells it), in the budget log"
 ANEW: Final = "the same content signed again: it has another nonce and another anchor, and counts as another contribution"
 UNLOGGED: Final = "training that no ledger recorded, and models that were begun from one of these releases"
 CLOCKS: Final = "that times are right: each ledger has the clock of its operator"
@@ -99,7 +100,7 @@ class TracedOver:
         epsilon: of these runs composed, at that delta; None where its class is public in one: nothing bounds what was learned.
         limits: every limit over all runs under which it was admitted, and what of it these runs use.
         withdrawal: its first withdrawal that somebody signed; None without any.
-        not_given: earlier ledgers that a run counts, and whose export is not here.
+        not_given: earlier ledgers, and budgets of texts, that a run counts, and whose export is not here.
         descriptors: the descriptor hashes found: more than one where a content was signed again with its old nonce.
     """
 
@@ -158,9 +159,9 @@ def trace_over(
     Guarantee: `epsilon` is an upper bound, at `delta` and under zero-out adjacency, of all that these runs released together,
     if none of them was chosen by looking at what another one released (`ledger.replay.budgets.composed`; docs/mechanism,
     Accounting). A limit that is `LimitUse.held` holds without that condition (docs/mechanism, Theorem 13). Both rest on the
-    verdicts of the runs, and count these runs alone, one whose key was lost with its whole plan, whether its leaves admit the
-    contribution or not; and of these not one of which nothing says whether it is among those that stayed there
-    (`TracedRun.unnamed`), which `unseen` says.
+    verdicts of the runs, count no texts (`unseen` names the budgets that a run counts), and count these runs alone, one whose
+    key was lost with its whole plan, whether its leaves admit the contribution or not; and of these not one of which nothing
+    says whether it is among those that stayed there (`TracedRun.unnamed`), which `unseen` says.
 
     Args:
         signers: takes the header of a run that admitted it, and returns the ids of the keys that may have signed it; None for
@@ -293,9 +294,12 @@ def _unnamed(runs: Sequence[TracedRun]) -> Iterator[str]:
 
 
 def _unseen(result: Sequence[tuple[TracedRun, Trace]], not_given: Sequence[Previous]) -> tuple[str, ...]:
-    others = ", ".join(before.origin for before in not_given)
+    others = ", ".join(before.origin for before in not_given if before.reason != TEXTS)
+    budgets = ", ".join(before.origin for before in not_given if before.reason == TEXTS)
+    texts = [f"{FOR_TEXTS} {budgets}"] if budgets else []
     secret = any(found.occurrences is None for _, found in result)
-    return (*([DRAWS] if secret else []), f"{OTHERS}, among them {others}" if others else OTHERS, ANEW, UNLOGGED, CLOCKS)
+    runs = f"{OTHERS}, among them {others}" if others else OTHERS
+    return (*([DRAWS] if secret else []), runs, *texts, ANEW, UNLOGGED, CLOCKS)
 
 
 def _at_withdrawal(runs: Sequence[TracedRun], admit: Admit, delta: float | None) -> AtWithdrawal | None:

@@ -13,7 +13,8 @@ from attest.keys import key_id
 from attest.policy import ClassRule
 from attest.schema.plain import utc
 from ledger.audit.findings import BEYOND, QUALIFIERS, headline
-from ledger.leaves.header import ADDRESSED
+from ledger.leaves import Header
+from ledger.leaves.header import ADDRESSED, TEXTS
 from ledger.published.facts import Facts, decimal
 from ledger.published.plain import code, text
 
@@ -150,10 +151,7 @@ def answers(facts: Facts) -> Iterator[Answer]:
         (
             f"All steps of the run together, by the accountant {header.accountant.name} ({header.accountant.library} "
             f"{header.accountant.version}): step {facts.step} of {policy.steps}, and at most {policy.redo_steps} done again.",
-            f"Earlier runs that the ledger counts: {', '.join(item.origin for item in header.previous)}. What was spent "
-            "in them is not in the figures above."
-            if header.previous
-            else "The ledger counts no earlier run; other runs over the same data are not in the figures above.",
+            _counted(header),
         ),
         (("accountant", header.accountant.name), ("steps", policy.steps), ("step", facts.step)),
     )
@@ -255,6 +253,19 @@ def _page(facts: Facts) -> Iterator[str]:
     yield "## Whose word"
     yield ""
     yield from (f"- {text(name)}: {text(means)}" for name, means in SOURCES.items())
+
+
+def _counted(header: Header) -> str:
+    """Says which other ledgers count, and that their figures stand elsewhere."""
+    runs, budgets = ([item.origin for item in header.previous if (item.reason == TEXTS) is texts] for texts in (False, True))
+    told = []
+    if runs:
+        named = f"Earlier runs that the ledger counts: {', '.join(runs)}"
+        told.append(f"{named}. What was spent in them is not in the figures above.")
+    if budgets:
+        named = f"Budgets of texts that the ledger counts: {', '.join(budgets)}"
+        told.append(f"{named}. What contributions may spend there is not in the figures above.")
+    return " ".join(told) or "The ledger counts no earlier run; other runs over the same data are not in the figures above."
 
 
 def _bounds(rule: ClassRule) -> str:

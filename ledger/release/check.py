@@ -16,7 +16,7 @@ from ledger.audit.findings import Finding, Verdict
 from ledger.audit.given import Given, Leaves, begin, follow, read_export
 from ledger.errors import LedgerError
 from ledger.leaves import Header, Release, Withdraw, decode_leaf
-from ledger.leaves.header import COMPROMISED
+from ledger.leaves.header import COMPROMISED, TEXTS
 from ledger.leaves.weights import model_digest
 from ledger.published.bundles import STATEMENT
 from ledger.release.create import record_of
@@ -315,7 +315,8 @@ class _Check:
             self.notes.append(f"{told}; this manifest is that of leaf {manifest.size}")
         if header.previous:
             names = ", ".join(f"{item.origin} ({item.reason})" for item in header.previous)
-            self.notes.append(f"epsilons are those of this run alone; the ledger counts besides what was spent in {names}")
+            spent = "spent, or may be for texts," if any(item.reason == TEXTS for item in header.previous) else "spent"
+            self.notes.append(f"epsilons are those of this run alone; the ledger counts besides what was {spent} in {names}")
 
     def _compare_record(self, run: Replay, manifest: Manifest) -> None:
         expected = record_of(run, tie(manifest.weights, manifest.files))

@@ -90,8 +90,8 @@ def member(one: Attestation, registry: SpentRegistry, **changes: Any) -> AdmitSp
     """An admission of what was signed, with what it truly carries, unless it says otherwise."""
     said = SignedDescriptor.from_cbor(one.descriptor)
     (clip, sigma, most), (epsilon, delta) = said.bounds, said.limit
-    fields = {"clip_micro": clip, "sigma_micro": sigma, "max_occurrences": most, "anchor": said.content, "attestation_hash": one.digest(),
-              "max_epsilon_micro": epsilon, "max_delta_pico": delta}  # fmt: skip
+    fields: dict[str, Any] = {"clip_micro": clip, "sigma_micro": sigma, "max_occurrences": most, "anchor": said.content}
+    fields |= {"attestation_hash": one.digest(), "max_epsilon_micro": epsilon, "max_delta_pico": delta}
     found = replace(admission(1, "sensitive"), descriptor_hash=name_of(one), **{**fields, **changes})
     return found if "carried_micro" in changes else replace(
         found, carried_micro=to_micro_up(registry.carried(found.descriptor_hash, 1e-6, found))

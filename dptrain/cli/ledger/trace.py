@@ -264,10 +264,13 @@ def trace(
 
     When one contribution was, or may have been, in several runs over a corpus: what it spent in each and in all together,
     before and after it was withdrawn, and which releases it may have influenced. For a single ledger, `ledger show` will do.
-    It does not hold the runs against each other as `ledger verify --earlier` does.
+    It does not hold the runs against each other as `ledger verify --earlier` does, and counts no budget of texts: of such an
+    export ask `ledger show`.
 
     Example: `dptrain ledger trace scan.png export-1/ export-2/ --key ledger-1.pub --key ledger-2.pub`
     """
+    for budget in filter(holds_budget, exports):
+        wrong_if(True, f"{budget} is an export of a budget, which is no run: ask 'dptrain ledger show' with --attestation")
     given = Given(content, nonce, pub, registry, attestations, record)
     given.require_keys(anchored=is_anchor(contribution))
     owner, vkeys = trusted(key, owner_key)
