@@ -1,4 +1,4 @@
-"""What a run that counts a budget of texts is told to contributors, auditors and readers: by each command that takes exports."""
+"""What a run that counts a budget of texts is told to contributors, auditors and readers, by every command that asks."""
 
 import json
 from dataclasses import replace

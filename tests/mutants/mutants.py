@@ -15,6 +15,7 @@ from tests.mutants.ranks import ON_RANKS
 from tests.mutants.served import GATED, SERVED
 from tests.mutants.serving import SERVING
 from tests.mutants.tangents import TANGENTS
+from tests.mutants.texts import TEXTS_BESIDE
 
 ADDRESSES = "dptrain/sandbox/addresses.py"
 INTERCEPTION = "dptrain/sandbox/interception.py"
@@ -890,5 +891,6 @@ GROUPS = {
     "text from references": FROM_REFERENCES,
     "the budget of contributions": CONTRIBUTIONS,
     "runs of texts": GENERATED,
+    "texts beside runs": TEXTS_BESIDE,
 }
 """Mutants by what they break."""
