@@ -282,6 +282,8 @@ def test_a_budget_of_other_classes_holds_no_limit_back(tmp_path):
     report = audited(honest, budget, other.export())
     assert report.findings == () and "LIMITS_ALONE" not in report.qualifiers
     assert any("no rule for a private class of this run" in note for note in report.notes)
+    same = Budget(tmp_path, "same", admits=(), signer=SECOND, log_id=bytes(range(16))).export()
+    assert "LIMITS_ALONE" in audited(honest, budget, same).qualifiers, "of the same class it may yet admit some"
 
 
 def test_two_histories_of_a_budget_are_found_whichever_of_them_is_cited(tmp_path):

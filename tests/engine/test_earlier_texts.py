@@ -256,6 +256,11 @@ def test_an_export_of_a_budget_is_audited_before_it_is_counted(tmp_path):
         with pytest.raises((ConfigError, LeafRefused)) as refused:
             Trainer(world, earlier=[budget], earlier_keys=keys)
         assert refused.value.code == code and not world.ledger.exists()
+    (tmp_path / "texts.pub").write_text(SIGNER.vkey)
+    (budget / "more").write_text("beside what was signed")
+    with pytest.raises(LeafRefused) as refused:
+        Trainer(world, earlier=[budget], earlier_keys=[tmp_path / "texts.pub"])
+    assert refused.value.code == "EARLIER" and "FAILED" in refused.value.sentence
 
 
 # --- going on -----------------------------------------------------------------------------------------------------------------

@@ -1596,6 +1596,24 @@ class Spending:
         return CACHE[key]
 
 
+class TextSpending:
+    """What a budget lets a contribution spend for texts: rho-zCDP."""
+
+    accountant, family, loss, terms = "zcdp", "texts", 0.0, ()
+
+    def __init__(self, rho):
+        """Keep rho."""
+        self.rho = rho
+
+    def epsilon(self, delta):
+        """Return its epsilon by itself."""
+        return zcdp_worth(self.rho, delta)
+
+    def divergences(self):
+        """Return its Rényi divergence at every order of rdp."""
+        return [a * self.rho for a in ORDERS]
+
+
 def composed(spendings, delta):
     """Return the epsilon of several runs together, none of them chosen by looking at what another one released."""
     groups = {}
@@ -1604,6 +1622,9 @@ def composed(spendings, delta):
             groups.setdefault((one.accountant, one.family, bool(one.loss) and one.family in LATTICE), []).append(one)
     joined = []
     for (accountant, family, of_loss), members in groups.items():
+        if family == "texts":
+            joined.append(TextSpending(sum(one.rho for one in members)))
+            continue
         loss = sum(one.loss for one in members)
         terms = [term for one in members for term in (one.terms or [(1, one.loss**-0.5, 1)])]
         if len(members) == 1:
@@ -1812,6 +1833,7 @@ class Strategy:
     COEFFICIENTS,
 ) = range(16)  # fmt: skip
 NOBODY_SIGNS = ("expired", "key-revoked", "class-not-granted")
+FROM_TEXTS = "withdrawn-from-texts"
 
 
 def words(most):
@@ -3299,6 +3321,11 @@ def check_withdrawals(report, run, folder, registry):
             if holds:
                 shown.add(seq)
                 continue
+        if why == FROM_TEXTS and any(row[5] == "texts" for row in run.earlier):
+            theirs = [item for item in given if item.digest == digest and item.corpus == run.policy[2]]
+            if any(item.time <= run.times[seq] and item.holds(run, registry, run.times[seq]) for item in theirs):
+                shown.add(seq)
+            continue
         for other in given:
             alike = other.digest == digest and other.corpus == run.policy[2] and other not in own
             if alike and other.reason != why and other.time <= run.times[seq] and other.holds(run, registry, run.times[seq]):
@@ -3356,6 +3383,118 @@ class Counted:
         return Account(other, most_of(other, members), plan.planned, plan.limits)
 
 
+class Texts:
+    """A budget log that was given beside a run: what it lets everybody of a class spend, and whom it names."""
+
+    def __init__(self, folder, keys):
+        """Verify files, tree and signature, and replay the leaves."""
+        export = Export(folder)
+        note = Note(export.read("checkpoint"))
+        self.origin, self.size, root = read_checkpoint(note.text)
+        entries, retained = export.leaves(self.size)
+        self.levels = export.hashes(self.size, entries, retained)
+        need(self.size and not retained and root_of(self.levels, self.size) == root, "ROOT", "tiles do not fold to the root")
+        budget_spent(entries)
+        leaves = [read_budget_leaf(entry) for entry in entries]
+        _, _, self.began, header = leaves[0]
+        self.digest, self.vkey = sha256(entries[0]), header[2]
+        need(header[1] == self.origin and self.vkey in keys, "UNSIGNED", "another origin, or a key that was not given")
+        need(note.signed_by(VerifierKey(self.vkey, ED25519)), "UNSIGNED", "not signed by the log's key")
+        need(export.read("policy").decode() == f"log {self.vkey}\nquorum none\n", "POLICY_FILE", "another text")
+        need(export.files == export.used, "FILES", "unknown files")
+        caps = [row[3] for row in header[5] if row[0] == "contribution"]
+        self.most = {row[1]: min(row[7], *caps) for row in header[10]} if len(header) > 10 else {}
+        over = header[11] if len(header) > 11 else None
+        self.counts_runs, self.earlier = over is not None, over[0] if over else []
+        self.limits = {name: (epsilon, Fraction(delta, 10**12)) for name, epsilon, delta in (over[1] if over else [])}
+        self.times = [moment_ for _, _, moment_, _ in leaves]
+        self.withdrawn = {fields[0]: seq for seq, kind, _, fields in leaves if kind == 38}
+        self.signed = {sha256(fields[1]): read_descriptor(fields[1]) for _, kind, _, fields in leaves if kind == 37}
+
+    def account(self, person, name, named=False):
+        """Return the account of everybody of a class of this name who has a limit like this; None where nobody is taken."""
+        if name not in self.most or (person["limit"] and not self.counts_runs):
+            return None
+        limits = [(person["limit"], Fraction(person["limit_delta"], 10**12))] if person["limit"] else []
+        limits += [self.limits[name]] if name in self.limits else []
+        spent = TextSpending(self.most[name] / 10**9)
+        return Account(self, spent, spent, limits)
+
+
+def holds_texts(folder):
+    """Tell whether the first leaf of an export says that it is of a budget log."""
+    first = sorted((Path(folder) / "tile" / "entries").glob("000*"))
+    path = next((item for item in [*first, *(more for item in first for more in item.glob("*"))] if item.is_file()), None)
+    data = b"" if path is None else path.read_bytes()
+    try:
+        value = decode(data[2 : 2 + int.from_bytes(data[:2], "big")])
+    except Refused:
+        return False
+    return type(value) is dict and str(value.get(3)).startswith("dptrain.budget/")
+
+
+def read_texts(run, paths, keys):
+    """Return the longest export of each budget that is given; refuse two histories of one."""
+    given, longest = [Texts(path, keys) for path in paths], {}
+    for one in sorted(given, key=lambda one: -one.size):
+        whole = longest.setdefault(one.digest, one)
+        need(root_of(whole.levels, one.size) == root_of(one.levels, one.size), "EARLIER_FORKED", one.origin)
+    return list(longest.values())
+
+
+def check_texts(run, others, budgets):
+    """Hold citations of budgets, and those in them, against what is given; return the budgets that the run counts."""
+    known = {one.digest: one for one in (run, *others, *budgets)}
+    for citing in (*others, *budgets):
+        for origin, size, root, digest, *_ in citing.earlier:
+            found = known.get(digest)
+            if found is None or (found not in budgets and citing not in budgets):
+                continue
+            need(size <= found.size or found is run, "EARLIER_BEHIND", origin)
+            need(size > found.size or root_of(found.levels, size) == root, "EARLIER_FORKED", origin)
+    counted = []
+    for origin, size, root, digest, vkey, how in run.earlier:
+        if how != "texts":
+            continue
+        found = next((one for one in budgets if one.digest == digest), None)
+        need(found, "EARLIER_MISSING", origin)
+        need(found.size >= size, "EARLIER_BEHIND", origin)
+        need(root_of(found.levels, size) == root, "EARLIER_FORKED", origin)
+        need((origin, vkey) == (found.origin, found.vkey), "EARLIER_NAME", origin)
+        need(found.times[size - 1] <= run.began + HOUR, "EARLIER_TIME", origin)
+        need(found.most, "EARLIER_RULES", origin)
+        counted.append(found)
+    cited = {row[3]: row[1] for row in run.earlier}
+    for found in budgets:
+        need(found.digest not in cited or all(row[3] in cited for row in found.earlier), "EARLIER_UNCITED", found.origin)
+        for person in run.people:
+            took = person["known"] and sum(phase_steps(run, person))
+            signed = found.signed.get(person["hash"]) if person["known"] else None
+            seq = found.withdrawn.get(person["hash"], math.inf)
+            gone = seq < cited.get(found.digest, 0) or (seq < math.inf and found.times[seq] <= run.began)
+            need(not (took and gone), "EARLIER_WITHDRAWN", f"leaf {person['seq']}")
+            if signed:
+                bounds = person["clip"], person["sigma"], person["cap"]
+                same = signed[4] == run.classes[person["class"]]["name"] and (signed[5], signed[6], signed[12]) == bounds
+                need(same, "EARLIER_TERMS", f"leaf {person['seq']}")
+                need((signed.get(14, 0), signed.get(15, 0)) == (person["limit"], person["limit_delta"]), "LIMIT", "of a budget")
+                before = found.began <= run.began and run.digest not in {row[3] for row in found.earlier}
+                left_out = before and took and found.digest not in cited
+                need(not left_out, "EARLIER_LEFT_OUT", f"{found.origin}, leaf {person['seq']}")
+    return counted
+
+
+def texts_held(run, budgets):
+    """Return whether limits are held against all that each budget can ever say; nothing of one that cannot use them up."""
+    cited, private = {row[3] for row in run.earlier}, {rule["name"] for rule in run.classes if not rule["public"]}
+    held = []
+    for one in budgets:
+        counts = run.digest in {row[3] for row in one.earlier}
+        if one.digest in cited or (not counts and (not one.most or private & one.most.keys())):
+            held.append(one.digest in cited)
+    return held
+
+
 def phase_steps(run, person):
     """Return the steps charged to somebody in every phase of the noise."""
     return run.phase_steps(person["before"], person["until"])
@@ -3404,8 +3543,9 @@ def most_of(run, members):
 
 def audit_earlier(report, run, paths, brought):
     """Audit the exports that are given beside a run, and hold the run against them."""
-    audits = []
-    for path in paths:
+    audits, others = [], [path for path in paths if not holds_texts(path)]
+    budgets = read_texts(run, [path for path in paths if path not in others], brought[0])
+    for path in others:
         found = audit(path, *brought)
         need(not found.findings, "EARLIER", f"{path}: {found.findings[:1]}")
         audits.append(found)
@@ -3418,11 +3558,12 @@ def audit_earlier(report, run, paths, brought):
         need(same, "EARLIER_FORKED", f"two histories of {found.run.origin}")
     del longest[run.digest]
     check_citations(run, [found.run for found in longest.values()])
-    counted = [check_cited(report, run, longest, row) for row in run.earlier]
+    counted = [check_cited(report, run, longest, row) for row in run.earlier if row[5] != "texts"]
+    texts = check_texts(run, [found.run for found in longest.values()], budgets)
     told = check_others(run, [found.run for found in longest.values()], counted)
-    check_apart(report, counted)
-    told |= check_totals(run, counted)
-    limits = [True for _ in counted]
+    check_apart(report, counted, texts)
+    told |= check_totals(run, counted, texts)
+    limits = [*(True for _ in counted), *texts_held(run, budgets)]
     for found in longest.values():
         limits += check_limits_held(report, run, found)
     if not nameless(run):
@@ -3507,8 +3648,14 @@ def check_limits_held(report, run, found):
     return [False] if any(account and account.spent for account in accounts) else []
 
 
-def check_apart(report, counted):
-    """Add a qualifier where two cited runs share contributions, and neither counts the other."""
+def check_apart(report, counted, texts):
+    """Add a qualifier where two cited runs, or a run and a budget, may share contributions, and neither counts the other."""
+    for one, budget in itertools.product(counted, texts):
+        run, linked = one.other, {row[3] for row in (*one.other.earlier, *budget.earlier)}
+        people = (person for person in run.people if person["seq"] < one.size and not run.classes[person["class"]]["public"])
+        shared = any(budget.account(person, run.classes[person["class"]]["name"]) for person in people)
+        if shared and linked.isdisjoint((one.digest, budget.digest)):
+            report.qualify("EARLIER_APART")
     for one, two in itertools.combinations(counted, 2):
         a, b = one.other, two.other
         names = [{p["hash"] for p in run.people if p["known"]} for run in (a, b)]
@@ -3535,11 +3682,11 @@ def compare_terms(run, other):
             need(same, "EARLIER_TERMS", where)
 
 
-def check_totals(run, counted):
+def check_totals(run, counted, texts):
     """Hold what ADMIT leaves say of earlier runs, and limits over runs, against what is recomputed; return what is told."""
     delta, told = Fraction(*run.policy[3]), False
     for one in counted:
-        before = [other for other in counted if other.digest in {row[3] for row in one.other.earlier}]
+        before = [other for other in (*counted, *texts) if other.digest in {row[3] for row in one.other.earlier}]
         told |= bool(one.other.earlier and nameless(one.other))
         for person in one.other.people if before else ():
             if person["seq"] < one.size and person["known"] and not one.other.classes[person["class"]]["public"]:
@@ -3550,11 +3697,11 @@ def check_totals(run, counted):
             continue
         said = person["carried"] / MICRO + 2e-6
         for named in (True, False):
-            accounts = [account for account in (one.account(person, name, named) for one in counted) if account]
+            accounts = [account for account in (one.account(person, name, named) for one in (*counted, *texts)) if account]
             follows = composed((account.spent for account in accounts), float(delta))
             need(not named or said >= follows, "CARRIED", f"leaf {person['seq']}: {person['carried']}, not {follows}")
             told |= said < follows
-        told |= check_within(run, person, counted)
+        told |= check_within(run, person, (*counted, *texts))
         for one in counted:
             before = one.other.by_hash.get(person["hash"])
             if before and before["known"] and not one.lost and not one.other.classes[before["class"]]["public"]:
@@ -4126,7 +4273,7 @@ def judge_export(folder, honest, row):
 
 def export_cases(table):
     """Yield (name, expected, given) of exports: verdict and figures."""
-    honest = {row["name"]: row for row in table["honest"]}
+    honest = {row["name"]: row for row in table["honest"] + table["budgets"]}
     for row in table["honest"] + table["lies"]:
         with tempfile.TemporaryDirectory() as folder:
             result = judge_export(folder, honest, row)

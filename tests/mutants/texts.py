@@ -22,7 +22,6 @@ T_EVERYBODY = T_LIES + "test_what_texts_may_cost_is_counted_for_everybody_of_the
 T_WITHDRAWN = T_LIES + "test_who_was_withdrawn_in_a_budget_before_a_run_began_takes_no_part_whichever_size_is_cited"
 T_CITED = T_LIES + "test_a_cited_budget_that_is_missing_behind_another_or_failed_is_found"
 T_NAMED = T_LIES + "test_a_budget_is_cited_under_its_own_name_and_key_and_as_what_it_is"
-T_AFTER = T_LIES + "test_a_budget_that_began_after_a_run_is_told_of_and_one_that_counts_it_is_another_audit"
 T_LEFT_OUT = T_LIES + "test_a_budget_that_began_before_and_names_who_took_part_may_not_be_left_out"
 T_SAID = T_LIES + "test_one_descriptor_says_one_thing_to_runs_and_budgets_and_one_commitment_is_of_one"
 
@@ -119,7 +118,7 @@ TEXTS_BESIDE = (
     Mutant(
         "a budget that may yet admit somebody leaves limits unheld", BESIDE,
         "        self._limits.append(False)\n        named", "        named",
-        T_AFTER,
+        T_LIES + "test_a_budget_of_other_classes_holds_no_limit_back",
     ),
     Mutant(
         "two histories of a budget are evidence", EARLIER,
@@ -138,7 +137,7 @@ TEXTS_BESIDE = (
     ),
     Mutant(
         "who was withdrawn in the cited leaves of a budget takes no part", REGISTRY,
-        "        for earlier in self._counted:\n            for leaf", "        for earlier in self._runs:\n            for leaf",
+        "in self._counted:\n            for leaf", "in self._runs:\n            for leaf",
         T + "test_what_a_budget_has_withdrawn_takes_no_part_and_the_audit_finds_nothing_wrong_with_it",
     ),
     Mutant(

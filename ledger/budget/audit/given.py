@@ -97,6 +97,7 @@ def _read(leaves: Leaves) -> ReadTexts:
         withdrawn += [leaf] if isinstance(leaf, Withdrawn) else []
         if isinstance(leaf, Reference):
             said = SignedDescriptor.from_cbor(leaf.descriptor)
-            signed[leaf.account] = Signed(said.admissibility_class, said.bounds, said.limit, said.content)
+            limit = said.max_epsilon_micro or 0, said.max_delta_pico or 0
+            signed[leaf.account] = Signed(said.admissibility_class, said.bounds, limit, said.content)
     assert state is not None
     return ReadTexts(counted_as(state, leaves.root_at(leaves.size), withdrawn), leaves, times, signed)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tests.vectors.conformance.beside import LIVES
 from tests.vectors.conformance.judged import judged
 from tests.vectors.conformance.lies import Lie
 from tests.vectors.conformance.lies_of_runs import LIES
@@ -58,7 +59,7 @@ def _earlier(one: Lie) -> list[tuple[str | dict[str, Any], Files]]:
 
 
 def files_in(row: dict[str, Any], honest: dict[str, dict[str, Any]]) -> Files:
-    """Returns the files of a vector; `honest` has the rows of honest exports by name."""
+    """Returns the files of a vector; `honest` has the rows of honest exports, and of budgets, by name."""
     return changed(files_in(honest[row["base"]], honest), row["changes"]) if "base" in row else bytes_of(row["files"])
 
 
@@ -72,6 +73,11 @@ def withdrawals_in(row: dict[str, Any]) -> Files:
     return bytes_of(row.get("withdrawals", {}))
 
 
+def budgets() -> list[dict[str, Any]]:
+    """Returns the exports of budgets of texts that readers of runs are given."""
+    return [{"name": name, "files": text_of(files_of(name))} for name in LIVES]
+
+
 def vectors() -> dict[str, Any]:
     """Returns all vectors of exports."""
-    return {"honest": list(map(honest, RUNS)), "lies": list(map(lie, LIES))}
+    return {"budgets": budgets(), "honest": list(map(honest, RUNS)), "lies": list(map(lie, LIES))}

@@ -7,6 +7,7 @@ from typing import Any
 
 from ledger.audit import AuditReport, verify_export
 from ledger.audit.given import Export, begin, follow
+from ledger.budget.audit import given_texts, holds_budget
 from ledger.replay.state import of_record
 from tests.vectors.conformance.honest import Pins
 from tests.vectors.conformance.written import Files, put
@@ -23,7 +24,7 @@ def audit(
         files: the export.
         pins: what the reader brings.
         directory: a new one; what else is given lies beside it.
-        earlier: exports of other runs that are given.
+        earlier: exports of other runs, and of budgets, that are given.
         withdrawals: signed withdrawals that are given; none without any.
     """
     given = put(withdrawals, directory.with_name("withdrawals")) if withdrawals else None
@@ -33,7 +34,9 @@ def audit(
     if not earlier:
         return verify_export(export, pins.log, **brought)
     others = [put(other, directory.with_name(f"earlier-{number}")) for number, other in enumerate(earlier)]
-    return verify_export(export, pins.log, earlier=others, **brought)
+    texts = [given_texts(other, pins.log, now=pins.now) for other in others if holds_budget(other)]
+    runs = [other for other in others if not holds_budget(other)]
+    return verify_export(export, pins.log, earlier=runs, texts=texts, **brought)
 
 
 def judged(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from ledger.leaves import Charge, Header, Previous, Withdraw
+from ledger.leaves import Charge, Withdraw
 from ledger.leaves.header import SPENT
 from ledger.merkle import root
 from ledger.note import NoteSigner
@@ -19,36 +19,19 @@ from tests.vectors.conformance import (
     lies_of_groups,
     lies_of_noise,
     lies_of_reads,
+    lies_of_texts,
     retained,
 )
 from tests.vectors.conformance.honest import Pins, ended, four
 from tests.vectors.conformance.lies import Lie
 from tests.vectors.conformance.lying import cut_back, flipped, header_says, on_leaves, say
+from tests.vectors.conformance.replaced import another, cited
 from tests.vectors.conformance.retained import after_the_end
-from tests.vectors.conformance.several import PASSED, PEOPLE, RUNS, SECOND, THIRD, LaterRun, carrying, files_of, going_on
+from tests.vectors.conformance.several import PASSED, PEOPLE, RUNS, SECOND, THIRD, carrying, files_of, going_on
 from tests.vectors.conformance.withdrawing import ALICE, BOB, ENDING, descriptor_of, signed
 from tests.vectors.conformance.written import Files, Pieces
 from tests.worlds.attested_ledgers import AttestedDriver, attested_admission
 from tests.worlds.ledgers import OTHER_KEY, SIGNER, START
-
-
-def another(name: str, **changes: Any) -> Callable[[Files], Files]:
-    """Returns the files of an honest run that is changed, in the place of those of the base."""
-    return lambda _: replace(RUNS[name], **changes).files()
-
-
-def cited(name: str, **changes: Any) -> Callable[[Files], Files]:
-    """Returns the files of a run whose first citation says something else."""
-
-    def make(_: Files) -> Files:
-        run = RUNS[name]
-        assert isinstance(run, LaterRun)
-        honest = Pieces.of(files_of(name)).leaves[0]
-        assert isinstance(honest, Header)
-        previous: tuple[Previous, ...] = (replace(honest.previous[0], **changes), *honest.previous[1:])
-        return replace(run, header={"previous": previous}).files()
-
-    return make
 
 
 def cut(name: str, size: int) -> Callable[[Files], Files]:
@@ -398,5 +381,6 @@ LIES: Final[dict[str, Lie]] = (
     | lies_of_geometry.LIES
     | lies_of_reads.LIES
     | lies_of_consent.LIES
+    | lies_of_texts.LIES
 )
 """All lies by name."""

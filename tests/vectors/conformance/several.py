@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ledger.accountants import to_micro_up
 from ledger.audit.verify import earlier_run
+from ledger.budget.audit.given import earlier_texts
 from ledger.leaves.header import COMPROMISED, SPENT
 from ledger.log import Ledger
 from ledger.note import NoteSigner
@@ -27,6 +28,7 @@ from tests.vectors.conformance import (
     retained,
     withdrawing,
 )
+from tests.vectors.conformance.beside import LIVES, TEXTS_SIGNER, budget_files, signed_for_both
 from tests.vectors.conformance.honest import NOW, Pins, Run, ended, plain
 from tests.vectors.conformance.written import Files, put
 from tests.worlds.attested_ledgers import AttestedDriver, attested_admission, attested_header, attested_policy
@@ -34,7 +36,7 @@ from tests.worlds.ledgers import OTHER_KEY, SIGNER, START
 
 SECOND: Final = NoteSigner("ledger.example/run2", OTHER_KEY)
 THIRD: Final = NoteSigner("ledger.example/run3", Ed25519PrivateKey.from_private_bytes(bytes(range(3, 35))))
-LATER: Final = Pins(log=(SIGNER.vkey, SECOND.vkey, THIRD.vkey))
+LATER: Final = Pins(log=(SIGNER.vkey, SECOND.vkey, THIRD.vkey, TEXTS_SIGNER.vkey))
 """What the reader of several runs brings: the keys of all their ledgers."""
 
 LaterLife = Callable[[AttestedDriver, SpentRegistry], None]
@@ -47,6 +49,7 @@ class LaterRun(Run):
     Attributes:
         counts: the honest exports that it counts, by name.
         lost: those of them whose key was lost.
+        texts: the budgets of texts that it counts, by name.
         later: what happens behind the header, in place of `life`.
     """
 
@@ -55,12 +58,15 @@ class LaterRun(Run):
     start: int = START + 1000
     counts: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
     later: LaterLife = lambda driver, registry: None
 
     def files(self) -> Files:
         with tempfile.TemporaryDirectory() as folder:
             base = Path(folder)
-            registry = SpentRegistry([self._counted(base / name, name) for name in self.counts])
+            runs = [self._counted(base / name, name) for name in self.counts]
+            texts = [earlier_texts(put(budget_files(name), base / name), LATER.log, now=NOW) for name in self.texts]
+            registry = SpentRegistry(runs, texts)
             header = {"previous": registry.previous} | self.header
             spec = attested_header(attested_policy(**self.policy), **header)
             with Ledger.create(base / "ledger.db", spec, self.signer, now=self.start) as ledger:
@@ -147,6 +153,19 @@ TIGHT, WIDE = limit_of(1_800_000), limit_of(2_500_000)
 
 KEPT, PASSED = limit_of(1_961_500), limit_of(1_961_400)
 """A limit that a second run as it is planned keeps within by the filter over runs, and one that it does not."""
+
+
+ALLOWED, PASSED_BY_TEXTS = 3_270_900, 3_270_870
+"""A limit of a class that a run as it is planned keeps within, together with all texts that the rule of the budget allows, and
+one that it does not."""
+
+
+def beside_texts(driver: AttestedDriver, registry: SpentRegistry) -> None:
+    """Contribution 2 was withdrawn in a budget, and is here before the first charge; 5 was never admitted there."""
+    driver.admit(*(carrying(registry, n, **signed_for_both()) for n in (1, 2, 5)), carrying(registry, 3, "sensitive"))
+    driver.ledger.withdraw_all(registry.withdrawn_among(driver.ledger.state.contributions), now=driver.tick())
+    driver.steps(1)
+    ended(driver)
 
 
 def small_limits(driver: AttestedDriver) -> None:
@@ -315,6 +334,59 @@ RUNS: Final[dict[str, Run]] = (
             beside=(False, False),
             verdict="TOLD",
             like="strangers",
+        ),
+        "texts counted": LaterRun(
+            "a run counts a budget by which its contributions make texts: with all that its rule allows, for all of a class",
+            plain,
+            texts=("a budget",),
+            earlier=("a budget",),
+            later=beside_texts,
+        ),
+        "texts counted, told": LaterRun(
+            "nobody gives the export of the budget that is counted",
+            plain,
+            texts=("a budget",),
+            later=beside_texts,
+            of="texts counted",
+        ),
+        "texts counted, which grew": LaterRun(
+            "the export of the budget that is counted has more leaves by now",
+            plain,
+            texts=("a budget, before",),
+            earlier=("a budget",),
+            later=going_on((1, "open"), (3, "sensitive"), **signed_for_both()),
+        ),
+        "texts and a run counted": LaterRun(
+            "a run counts one that counted a budget, and the budget",
+            plain,
+            counts=("texts counted",),
+            texts=("a budget",),
+            earlier=("texts counted", "a budget"),
+            later=going_on((1, "open"), (5, "open"), **signed_for_both()),
+            signer=THIRD,
+            start=START + 2000,
+        ),
+        "texts and a run apart": LaterRun(
+            "a run counts another one and a budget, neither of which counts the other",
+            plain,
+            counts=("poisson",),
+            texts=("a budget",),
+            earlier=("poisson", "a budget"),
+            later=going_on((5, "open")),
+        ),
+        "texts within a limit": LaterRun(
+            "a limit of a class over a run, as it is planned, and all texts that a rule allows",
+            plain,
+            honest.rules({"max_epsilon_total_micro": ALLOWED}, {}),
+            texts=("a budget",),
+            earlier=("a budget",),
+            later=going_on((1, "open"), **signed_for_both()),
+        ),
+        "texts that may yet be made": LaterRun(
+            "a limit over all runs; a budget that is not counted names nobody of this run, and may yet",
+            plain,
+            earlier=("a budget of nobody yet",),
+            of="limit",
         ),
         "small limits": Run("limits over all runs of which one uses more than half", small_limits),
         "small limit kept": LaterRun(
@@ -491,5 +563,5 @@ RUNS: Final[dict[str, Run]] = (
 
 @cache
 def files_of(name: str) -> Files:
-    """Returns the files of an honest export."""
-    return RUNS[name].files()
+    """Returns the files of an honest export, or of a budget."""
+    return budget_files(name) if name in LIVES else RUNS[name].files()

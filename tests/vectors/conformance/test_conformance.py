@@ -208,7 +208,7 @@ def same_figures(told: dict[str, Any], found: dict[str, Any]) -> None:
 
 
 def answered_export(row: dict[str, Any], *, figures: bool = False) -> dict[str, Any]:
-    honest = rows("exports", "honest")
+    honest = rows("exports", "honest") | rows("exports", "budgets")
     files, earlier = exports.files_in(row, honest), exports.earlier_in(row, honest)
     return judged(files, Pins.from_json(row["pins"]), earlier, exports.withdrawals_in(row), figures=figures)
 
