@@ -139,9 +139,6 @@ class Earlier:
 def _log_of_texts(ledger: Where, cited: tuple[Previous, ...]) -> EarlierTexts:
     """Returns what a budget log lets contributions spend, from its database, which is added up again."""
     place = Place.of(os.fspath(ledger))
-    if place.beside is None:
-        sentence = f"{place.shown} is a budget log on a server, whose mark lies on another machine or in a state directory"
-        raise ConfigError("EARLIER", f"{sentence}; give the directory of an export of it (dptrain budget export)")
     with BudgetLog.open(place, read_only=True) as log:
         rows = log.rows(log.size)
         leaves = (decode_leaf(row.body) for row in rows if row.kind == Withdrawn.KIND)

@@ -293,7 +293,8 @@ class BudgetLog:
 
         Args:
             log_key: verifier key that the header must have, where the caller knows it.
-            read_only: for looking and exporting alone.
+            read_only: for looking and exporting alone; one on a server then needs no state directory, and no mark tells
+                whether it was put back.
 
         Raises:
             LedgerError: code MISSING. LedgerWrongRun: it is another log. LedgerBehind: code MARK_MISSING, COPIED or BEHIND.
@@ -337,10 +338,13 @@ class BudgetLog:
         """Reads what was appended since this process last looked."""
         with self._guarded():
             if self.read_only:
-                reached = mark.read(self.place)
+                # Of a log on a server that is read without a state directory nothing here tells what it had reached.
+                marked = None if self.place.beside is None else mark.read(self.place)
                 with self._store.turn("reading the log") as turn:
                     head = turn.head()
-                    mark.Held(-1, reached, str(mark.path_of(self.place))).require(self._store.identity, head.size)
+                    reached = marked or Reached(head.size, head.root(), self._store.identity)
+                    if marked is not None:
+                        mark.Held(-1, marked, str(mark.path_of(self.place))).require(self._store.identity, head.size)
                     self._catch_up(turn, reached, head)
             else:
                 with self._turn("reading the log"):

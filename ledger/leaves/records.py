@@ -284,13 +284,14 @@ class Withdraw(Entry):
         5,
         ID,
         "Reason code. One that nobody signs (`expired`, `key-revoked`, `class-not-granted`) is of a contribution in the pool,"
-        " before CLOSE (`WITHDRAW`).",
+        " before CLOSE (`WITHDRAW`). `withdrawn-from-texts`: a budget that the header counts had withdrawn it.",
     )
     evidence_hash: bytes = declared(
         6,
         SHA256,
         "SHA-256 of the COSE_Sign1 message of the signed withdrawal, or of the operator's record; with `expired` the"
-        " attestation hash; with `key-revoked` and `class-not-granted` the root of the registry in force.",
+        " attestation hash; with `key-revoked` and `class-not-granted` the root of the registry in force; with"
+        " `withdrawn-from-texts` the SHA-256 of the WITHDRAWN leaf of the budget.",
     )
     member: tuple[bytes, ...] | None = declared(
         7,

@@ -8,7 +8,8 @@ import pytest
 
 from attest.withdrawal import Withdrawal
 from ledger.audit.verify import earlier_run
-from ledger.errors import ExportRefused
+from ledger.budget.generation import OverRuns
+from ledger.errors import ExportRefused, LedgerBehind, LedgerForked
 from ledger.leaves import Previous
 from ledger.leaves.header import TEXTS
 from ledger.proofs.monitoring import Mine, watch
@@ -16,6 +17,7 @@ from ledger.proofs.tracing import FOR_TEXTS, OTHERS, open_exports, trace_over
 from ledger.published.disclosure import _counted
 from ledger.replay.earlier_runs import SpentRegistry
 from ledger.replay.earlier_texts import WITHDRAWN
+from ledger.storage.place import Place
 from ledger.views.trace import Wanted
 from tests.attacks.test_ledger_attacks_texts import (
     FOUR,
@@ -33,7 +35,9 @@ from tests.attacks.test_ledger_attacks_texts import (
 )
 from tests.worlds.commands import Shell
 from tests.worlds.gate import NOW
+from tests.worlds.generating import created, signed, unit
 from tests.worlds.ledgers import SIGNER, header_spec
+from tests.worlds.postgres import Cluster
 
 NOON = LATER + 5000
 
@@ -121,3 +125,23 @@ def test_an_earlier_run_may_have_entered_withdrawals_of_a_budget_and_hands_them_
     first = run(tmp_path, "one", member(FOUR[0], registry), previous=registry.previous, withdraws=entered)
     later = SpentRegistry([earlier_run(first, KEYS, now=NOON)], [texts(late)])
     assert list(later.withdrawn_among([name_of(FOUR[0]), name_of(attested(77))])) == entered
+
+
+def test_a_budget_on_a_server_is_counted_by_its_address_alone(cluster: Cluster, tmp_path):
+    """As an earlier run there is: no state directory is needed to read."""
+    pytest.importorskip("torch")
+    from dptrain.record.earlier_runs import Earlier
+
+    url = f"{cluster.url()}?schema=beside"
+    with created(Place.of(url, tmp_path / "state"), over_runs=OverRuns.of(signed(), ["sensitive"])) as log:
+        log.admit(FOUR[:2], now=NOW)
+        log.withdraw(unit(FOUR[0]), now=NOW)
+        size, root = log.size, log.root
+    (cited,) = (registry := Earlier([url]).registry(None, bytes(32))).previous
+    assert (cited.size, cited.root, cited.reason) == (size, root, TEXTS)
+    assert [name for name, *_ in registry.withdrawn_among([name_of(one) for one in FOUR])] == [name_of(FOUR[0])]
+    Earlier([url]).registry((cited,), bytes(32))
+    with pytest.raises(LedgerBehind):
+        Earlier([url]).registry((replace(cited, size=size + 1),), bytes(32))
+    with pytest.raises(LedgerForked):
+        Earlier([url]).registry((replace(cited, root=bytes(32)),), bytes(32))
