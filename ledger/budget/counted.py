@@ -119,15 +119,16 @@ class Admitting:
 
     Args:
         state: of the log, as it stands while this is used.
-        spent: the runs that the header cites, each as it is cited or longer.
+        spent: the runs that the header cites, each as it is cited or longer; None for whom it cites none, or nobody named them.
         shares: by the registry and the policy of the log; None where caps of contributors are not held.
     """
 
-    def __init__(self, state: BudgetState, spent: SpentRegistry, shares: "Shares | None" = None) -> None:
+    def __init__(self, state: BudgetState, spent: SpentRegistry | None, shares: "Shares | None" = None) -> None:
         header = state.header
-        self._state, self._spent, self._shares = state, spent, shares
-        self._delta = next(cap.delta_pico for cap in header.caps if cap.unit == CONTRIBUTION) / PICO
+        self._state, self._spent, self._shares = state, spent or SpentRegistry(), shares
+        self._delta = next((cap.delta_pico for cap in header.caps if cap.unit == CONTRIBUTION), 0) / PICO
         cites = None if header.over_runs is None else header.over_runs.previous
+        self._unnamed = () if spent is not None else cites or ()
         own = cited_as(header, 1, bytes(32))
         self._own = EarlierTexts(own, header.time, header.time, cites, _allowed(header))
         self._held = Counter[tuple[str, str]]()
@@ -156,8 +157,12 @@ class Admitting:
         those that were withdrawn since among them.
 
         Raises:
-            LeafRefused: code BUDGET, WITHDRAWN or CONTRIBUTOR_CAP; or that of the descriptor's reader.
+            LeafRefused: code BUDGET, WITHDRAWN or CONTRIBUTOR_CAP; EARLIER, the log counts ledgers that nobody named; or that
+                of the reader of descriptors.
         """
+        if self._unnamed:
+            named = ", ".join(one.origin for one in self._unnamed)
+            raise LeafRefused("EARLIER", f"the log counts {named}; name these ledgers again, for somebody new to be admitted")
         with as_leaf(what="the descriptor of a reference: "):
             signed, said = SignedDescriptor.from_cbor(leaf.descriptor), sign1.read(leaf.sign1).headers
         if leaf.account in self._spent.withdrawn:

@@ -374,7 +374,7 @@ class BudgetLog:
 
         Args:
             attestations: those that the gate admitted. Who was admitted before is passed over.
-            spent: the runs that the header cites; needed where it cites any and somebody new is admitted.
+            spent: the runs that the header cites; where it cites any, nobody new is admitted without.
             shares: by registry and policy; with them nobody has more contributions in the log than those allow.
 
         Returns:
@@ -389,16 +389,15 @@ class BudgetLog:
         admitted: list[bytes] = []
         refused: dict[bytes, LeafRefused] = {}
         judge: Admitting | None = None
+        if spent is not None:
+            require_cited(self.header, spent)
         with self._guarded(), self._turn("admitting") as append:
             time = self._time(now)
             for one in attestations:
                 account = hashlib.sha256(one.descriptor).digest()
                 if account in self._state.admitted:
                     continue
-                if judge is None:
-                    counted = spent or SpentRegistry()
-                    require_cited(self.header, counted)
-                    judge = Admitting(self._state, counted, shares)
+                judge = judge or Admitting(self._state, spent, shares)
                 try:
                     leaf = Reference(self._state.size, time, class_of(one), one.descriptor, one.sign1)
                     self._state.check_reference(leaf)

@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -18,8 +19,11 @@ from dptrain.inference.invisibleink.pool import Pool
 from dptrain.inference.invisibleink.references import References
 from dptrain.inference.invisibleink.run import Purse, Run
 from ledger.budget.log import BudgetLog
+from ledger.budget.rho import epsilon_of_rho
+from ledger.log import Ledger
 from ledger.storage.place import Place
 from tests.worlds.commands import record
+from tests.worlds.ledgers import SIGNER, Driver, admission, header_spec, parameter, stack_of
 from tests.worlds.text_runs import TASK, TEXTS, lines_of, model_folder
 
 POLICY = """
@@ -138,20 +142,114 @@ def test_a_contribution_that_is_empty_keeps_its_place_and_pays_as_all_others(cli
     assert (told["references"], told["texts"]) == (4, 1)
 
 
-def test_a_contribution_with_a_limit_over_all_runs_is_left_out_by_name(clinic):
+ALONE = epsilon_of_rho(0.17, 1e-6)
+"""What the texts that the rule allows are worth."""
+
+
+def limits(clinic, *micro):
+    """One contribution for each limit over all runs, in 1e-6."""
+    for number, one in enumerate(micro):
+        words = ("--max-epsilon", f"{one / 1e6:f}", "--max-delta", "1e-6")
+        sign(clinic, f"limited{number}", texts(1, f"limited {number}"), *words)
+
+
+def test_a_contribution_whose_limit_over_all_runs_its_texts_could_pass_is_left_out_by_name(clinic):
     sign(clinic, "notes", texts(3))
-    sign(clinic, "limited", texts(2, "limited"), "--max-epsilon", "3", "--max-delta", "1e-6")
+    least = int(ALONE * 1e6) + 1
+    limits(clinic, least, least - 1)
+    planned = clinic.json(*GENERATE, "--plan")
+    assert (planned["references"], planned["refused"]) == (4, {"LIMIT": 1})
     told = run(clinic)
-    assert (told["references"], told["refused"]) == (3, {"LIMIT_OVER_RUNS": 2})
+    assert (told["references"], told["refused"]) == (4, {"LIMIT": 1})
+    assert clinic.json(*told["verify"].split()[1:])["qualifiers"][-2:] == ["LIMITS_ALONE", "UNCOMPARED"]
 
 
-def test_a_class_with_a_limit_over_all_runs_is_refused_by_name(clinic):
+def test_a_class_whose_limit_over_all_runs_its_texts_could_pass_makes_none(clinic):
     sign(clinic, "notes", texts(3))
-    limited = POLICY.replace('purposes = ["gen', 'max_epsilon_total = 9.0\npurposes = ["gen')
-    clinic.write("limited.toml", limited)
-    clinic.run("policy", "sign", "limited.toml", "--key", "owner.key", "--registry", "registry.cbor")
-    words = ["limited.cose" if word == "policy.cose" else word for word in GENERATE]
-    assert clinic.json(*words, "--plan", code=1)["error"]["code"] == "LIMIT_OVER_RUNS"
+    for epsilon, wrong in ((ALONE + 0.001, False), (ALONE - 0.001, True)):
+        limited = POLICY.replace('purposes = ["gen', f'max_epsilon_total = {epsilon:.6f}\npurposes = ["gen')
+        name = f"limited{wrong}"
+        clinic.write(f"{name}.toml", limited)
+        clinic.run("policy", "sign", f"{name}.toml", "--key", "owner.key", "--registry", "registry.cbor")
+        words = [f"{name}.cose" if word == "policy.cose" else word for word in GENERATE]
+        made = [*words, "--model", str(model_folder()), "--out", name]
+        if wrong:
+            assert clinic.json(*words, "--plan", code=1)["error"]["code"] == "LIMIT"
+            assert clinic.json(*made, code=1)["error"]["code"] == "LIMIT"
+            assert not (clinic.directory / f"{name}.budget.db").exists()
+            continue
+        assert clinic.json(*words, "--plan")["references"] == 3
+        told = clinic.json(*made)
+        found = clinic.json(*told["verify"].split()[1:])
+        assert (found["verdict"], told["texts"]) == ("FULL", 1) and "LIMITS_ALONE" in found["qualifiers"]
+
+
+def trained(clinic, steps=2):
+    """A closed run of the policy, in which everybody who signed took part; returns its ledger, its export and its key."""
+    policy = open_policy(clinic.directory / "policy.cose", keys.load_public_key(clinic.directory / "owner.pub"))
+    owner = keys.load_public_key(clinic.directory / "owner.pub")
+    stack = stack_of(4, *(parameter(f"layers.{number}.weight") for number in range(4)))
+    spec = header_spec(policy, owner_key=owner, registry_root=policy.policy.registry_root, stack=stack)
+    began = int(time.time()) - 60
+    with Ledger.create(clinic.directory / "run.db", spec, SIGNER, now=began) as ledger:
+        driver = Driver(ledger, now=began)
+        for number, path in enumerate(sorted((clinic.directory / "corpus").glob("*.attest"))):
+            with open(path, "rb") as stream:
+                for place, one in enumerate(read_sequence(stream)):
+                    signed = one.read()
+                    terms = {"max_epsilon_micro": signed.limit[0], "max_delta_pico": signed.limit[1]}
+                    named = {"descriptor_hash": one.read().digest(), "clip_micro": 500_000, "sigma_micro": 1_200_000}
+                    driver.admit(replace(admission(100 * number + place, "open"), class_name="notes", **named, **terms))
+        driver.steps(steps)
+        driver.epoch()
+        ledger.finish(now=driver.tick())
+        ledger.export(clinic.directory / "before")
+    clinic.write("run.pub", f"{SIGNER.vkey}\n")
+    return "run.db", "before", "run.pub"
+
+
+def test_what_an_earlier_run_spent_counts_and_an_auditor_adds_it_up_again(clinic):
+    sign(clinic, "notes", texts(3), purpose=("generate", "train"))
+    for number, epsilon in enumerate((3.5, 40.0)):
+        words = ("--max-epsilon", f"{epsilon:f}", "--max-delta", "1e-6")
+        sign(clinic, f"limited{number}", texts(1, f"limited {number}"), *words, purpose=("generate", "train"))
+    ledger, export, key = trained(clinic)
+    assert run(clinic, "--earlier", export, code=1)["error"]["code"] == "EARLIER_KEY"
+    told = run(clinic, "--earlier", export, "--earlier-key", key)
+    assert (told["references"], told["refused"]) == (4, {"BUDGET": 1})
+    audit = told["verify"].split()[1:]
+    assert {"EARLIER_TOLD", "LIMITS_ALONE"} <= set(clinic.json(*audit)["qualifiers"])
+    found = clinic.json(*audit, "--key", key, "--earlier", export)
+    assert {"EARLIER_TOLD", "LIMITS_ALONE"}.isdisjoint(found["qualifiers"]) and not found["findings"]
+    again = run(clinic)
+    assert (again["new"], again["refused"]) == (0, {"EARLIER": 1}), "who goes on and admits nobody new names nothing"
+    sign(clinic, "more", texts(1, "more"))
+    shutil.move(clinic.directory / "run", clinic.directory / "old")
+    assert run(clinic, "--earlier", ledger)["references"] == 5
+
+
+def test_earlier_ledgers_are_of_attested_references_alone(clinic):
+    clinic.write("own.jsonl", '{"id": "a", "text": "b"}\n')
+    own = ["generate", "task.toml", "--references", "own.jsonl", "--epsilon", "1", "--delta", "1e-3", "--batch", "1"]
+    told = clinic.json(*own, "--tokens", "4", "--plan", "--earlier", "run.db", code=2)["error"]
+    assert "--earlier goes with --policy" in told["sentence"]
+
+
+def test_a_contributor_has_no_more_contributions_over_several_corpora_than_the_policy_allows(clinic):
+    capped = POLICY.replace("[[class]]", "[gate]\ncontributor_cap = 4\n[[class]]", 1)
+    clinic.write("policy.toml", capped)
+    (clinic.directory / "policy.cose").unlink()
+    clinic.run("policy", "sign", "policy.toml", "--key", "owner.key", "--registry", "registry.cbor")
+    sign(clinic, "notes", texts(3))
+    assert run(clinic)["references"] == 3
+    shutil.move(clinic.directory / "run", clinic.directory / "old")
+    shutil.move(clinic.directory / "corpus", clinic.directory / "first")
+    sign(clinic, "other", texts(3, "other"))
+    told = run(clinic, code=1)["error"]
+    assert told["code"] == "BATCH", "one of three is left"
+    found = [word if word != "corpus" else "first" for word in GENERATE]
+    told = clinic.json(*found, "corpus", "--model", str(model_folder()), "--out", "both")
+    assert (told["references"], told["refused"]) == (4, {"CONTRIBUTOR_CAP": 2})
 
 
 def test_the_signed_data_class_is_a_public_label(clinic):

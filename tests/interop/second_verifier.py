@@ -3941,12 +3941,27 @@ def digests(most):
     return check
 
 
+OVER_RUNS = (
+    rows(words(200), uint(1), blob(32), blob(32), words(400), word("spent", "compromised", "texts")),
+    rows(identifier, uint(1), uint(1, 10**12 - 1)),
+)
+
+
+def over_runs(value):
+    """Check the form of what a header says of runs that a log counts."""
+    need(type(value) is list and len(value) == 2, "TYPE", "no pair of lists")
+    for check, item in zip(OVER_RUNS, value, strict=True):
+        check(item)
+    need(len(value[0]) <= 100 and len(value[1]) <= 100, "RANGE", "too many rows")
+
+
 BUDGET_LEAVES = {
     0: (
         word("dptrain.budget/1"), words(200), words(400), blob(16), word("zcdp-filter/1"),
         several(rows(UNIT, uint(1), uint(1, 10**12 - 1), uint(1))), several(rows(identifier, uint(1), boolean, words(200))),
         ascending(uint(1, 100)), blob(32), rows(words(200), uint(1), blob(32)),
         several(rows(blob(32), identifier, uint(1, 1900), micro, micro, count32, optional(count32), uint(1, 10**15))),
+        over_runs,
     ),
     32: (PAYER, blob(32), optional(UNIT), optional(blob(32)), identifier, uint(1), uint(1), blob(16)),
     33: (uint(1), uint()),
@@ -3970,7 +3985,7 @@ def read_budget_leaf(data):
     need((seq == 0) == (kind == 0), "SEQ", "a header stands at 0, and nothing else")
     uint(FIRST_MOMENT, LAST_MOMENT)(moment)
     checks = BUDGET_LEAVES[kind]
-    need(len(fields) == len(checks) or (kind == 0 and len(fields) == len(checks) - 1), "TYPE", f"{len(fields)} fields")
+    need(len(fields) == len(checks) or (kind == 0 and 0 < len(checks) - len(fields) <= 2), "TYPE", f"{len(fields)} fields")
     for check, field in zip(checks, fields, strict=False):
         check(field)
     if kind == 0:
@@ -3982,6 +3997,8 @@ def read_budget_leaf(data):
             named = [row[1] for row in fields[10]]
             need(named == sorted(set(named)) and len(named) <= 100, "ORDER", "rules")
             need("contribution" in [row[0] for row in caps], "RULE_CAP", "rules without a cap")
+        if len(fields) > 11:
+            check_over_runs(fields)
         need([row[0] for row in caps] != ["session"], "SESSION_ALONE", "caps")
         need(VerifierKey(fields[2], 1).name == fields[1], "LOG_KEY", "another name")
     if kind == 32:
@@ -3992,6 +4009,34 @@ def read_budget_leaf(data):
     if kind == 39:
         need(len(fields[0]) * fields[2] * fields[3] < 2**63, "RANGE", "cost")
     return seq, kind, moment, fields
+
+
+def check_over_runs(header):
+    """Hold what a header says of runs that its log counts, and of limits of classes, against its other fields."""
+    previous, limits = header[11]
+    most = texts_of(header)
+    need(len({(row[0], row[3]) for row in previous}) == len(previous), "PREVIOUS", "cited twice")
+    lost = [(row[0], VerifierKey(row[4], 1)) for row in previous if row[5] == "compromised"]
+    need(len(lost) <= 1, "PREVIOUS", "two lost keys")
+    for row in previous:
+        need(VerifierKey(row[4], 1).name == row[0], "LOG_KEY", "another name")
+    for origin, key in lost:
+        need(origin != header[1] and key.raw != VerifierKey(header[2], 1).raw, "PREVIOUS", "a lost key goes on")
+    names = [row[0] for row in limits]
+    need(names == sorted(set(names)) and set(names) <= most.keys(), "ORDER", "limits")
+    for name, epsilon, delta in limits:
+        need_room(most[name], epsilon, delta)
+
+
+def texts_of(header):
+    """Return the most that a contribution of each class may spend by texts, in 1e-9 of rho."""
+    [cap] = [row[3] for row in header[5] if row[0] == "contribution"]
+    return {row[1]: min(cap, row[7]) for row in header[10]}
+
+
+def need_room(rho, epsilon, delta):
+    """Refuse a limit over all runs that texts alone could pass."""
+    need(zcdp_worth(rho / 1e9, delta / 1e12) <= epsilon / 1e6 * (1 + 1e-9), "LIMIT", "texts alone could pass it")
 
 
 def budget_spent(leaves):
@@ -4014,6 +4059,7 @@ def budget_spent(leaves):
             caps, mechanisms = ({row[0]: row for row in rows_} for rows_ in fields[5:7])
             thresholds = fields[7]
             generation = {row[1]: row for row in fields[10]} if len(fields) > 10 else {}
+            texts = texts_of(fields) if len(fields) > 11 else None
         elif kind in (32, 39):
             name, releases, rho, request = fields[-4:]
             if kind == 39:
@@ -4065,7 +4111,7 @@ def budget_spent(leaves):
             need(fields[0] in delivered, "DELIVERED", at)
             delivered.remove(fields[0])
         elif kind == 37:
-            account, content, ends = judge_reference(*fields, moment, generation)
+            account, content, ends = judge_reference(*fields, moment, generation, texts)
             need(account not in admitted, "REPEATED", at)
             need(account not in withdrawn, "WITHDRAWN", at)
             need(content not in contents, "DUPLICATE_CONTENT", at)
@@ -4104,14 +4150,19 @@ def token_cost(references, clip, temperature):
     return math.ceil(Fraction(10**9 * clip**2, 2 * references**2 * temperature**2))
 
 
-def judge_reference(name, descriptor, message, moment, generation):
-    """Return digest, content and end of a contribution that a leaf admits to generation."""
+def judge_reference(name, descriptor, message, moment, generation, texts):
+    """Return digest, content and end of a contribution that a leaf admits to generation.
+
+    `texts` is what texts of a class may cost in a log that counts runs, None in another one.
+    """
     need(name in generation, "RULE", name)
     signed = read_descriptor(descriptor)
     _, issuer, subject, given, _, _ = read_message(message)
     need(signed[4] == name, "CLASS", name)
     need("generate" in signed.get(16, ["train"]), "PURPOSE", "not signed to generate")
-    need(14 not in signed or (signed[5], signed[6]) == (MOST_MICRO, 1), "LIMIT", "limited over all runs")
+    if 14 in signed and (signed[5], signed[6]) != (MOST_MICRO, 1):
+        need(texts is not None, "LIMIT", "limited over all runs")
+        need_room(texts[name], signed[14], signed[15])
     need(signed[8] <= moment, "NOT_YET_VALID", moment)
     need(moment < signed[9], "EXPIRED", moment)
     digest = sha256(descriptor)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from attest import keys, signed_file
 from attest.attestation import Attestation
 from attest.descriptor import MAX_MICRO, TRAIN
-from attest.policy import SignedPolicy, sign_policy, verify_policy
+from attest.policy import sign_policy, verify_policy
 from attest.withdrawal import Withdrawal, sign_withdrawal
 from ledger import layout
 from ledger.budget import GenerationRule, Mechanism, Unit
@@ -122,15 +122,6 @@ def test_a_rule_is_copied_from_the_policy_that_was_signed() -> None:
     assert RULE.policy == signed().digest and (RULE.references, RULE.tokens, RULE.top_k) == (2, TOKENS, 50)
     refused("RULE", GenerationRule.of, signed(), "open")
     refused("RULE", GenerationRule.of, signed(), "nobody")
-
-
-def test_no_rule_is_made_of_a_class_that_limits_all_runs_together() -> None:
-    found = signed()
-    classes = tuple(
-        replace(one, max_epsilon_total_micro=10**6) if one.name == "sensitive" else one for one in found.policy.classes
-    )
-    limited: SignedPolicy = replace(found, policy=replace(found.policy, classes=classes))
-    refused("LIMIT", GenerationRule.of, limited, "sensitive")
 
 
 def test_a_header_with_rules_caps_contributions_and_one_without_keeps_its_bytes(path: Path) -> None:

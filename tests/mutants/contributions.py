@@ -78,7 +78,7 @@ CONTRIBUTIONS = (
     Mutant("who signed to train is not admitted", RULES,
            "    if not signed.allows(GENERATE):\n", "    if False:\n", _ONE),
     Mutant("who limits all runs together is not admitted", RULES,
-           "    if signed.limit != (0, 0):\n", "    if False:\n", _ONE),
+           "        if allowed_nano is None:\n", "        if False:\n", _LIES),
     Mutant("the class is the one that was signed", RULES,
            "    if signed.admissibility_class != name:\n", "    if False:\n", _LIES),
     Mutant("what is not valid admits nobody", RULES, "signed.not_before <= time < signed.not_after", "True", _ONE),

@@ -67,15 +67,6 @@ GENERATED = (
         T_SIGNED + "test_several_corpora_are_judged_as_one_so_that_no_attestation_comes_twice",
     ),
     Mutant(
-        "what limits its spending over all runs is left out", READ,
-        "if outcome.admission.descriptor.limit != (0, 0):", "if False:",
-        T_SIGNED + "test_a_contribution_with_a_limit_over_all_runs_is_left_out_by_name",
-    ),
-    Mutant(
-        "and so is a class that does", READ, "        if rule.max_epsilon_total_micro is not None:\n", "        if False:\n",
-        T_SIGNED + "test_a_class_with_a_limit_over_all_runs_is_refused_by_name",
-    ),
-    Mutant(
         "what is read is what the gate saw", READ,
         "if hashlib.sha256(content).digest() != outcome.admission.descriptor.content_hash:", "if False:",
         T_SIGNED + "test_bytes_that_changed_after_the_gate_saw_them_are_read_by_nobody",
@@ -129,8 +120,8 @@ GENERATED = (
     Mutant("a salt is for its owner alone", PURSE, "os.O_CREAT | os.O_EXCL, 0o600)", "os.O_CREAT | os.O_EXCL, 0o644)",
            T_RUN + "test_the_folder_tells_no_id_of_a_reference_and_the_salt_is_for_its_owner_alone"),
     Mutant(
-        "attested references stand in the log with what was signed", PURSE, "log.admit(references.attestations).refused",
-        "log.admit(references.attestations[:2]).refused",
+        "attested references stand in the log with what was signed", PURSE, "log.admit(references.attestations, spent",
+        "log.admit(references.attestations[:2], spent",
         T_SIGNED + "test_the_whole_way_from_a_signature_to_what_an_auditor_finds_of_it",
     ),
     Mutant(
@@ -145,8 +136,8 @@ GENERATED = (
         T_SIGNED + "test_a_contribution_that_was_withdrawn_in_the_budget_log_makes_no_text_any_more",
     ),
     Mutant(
-        "a budget is for all classes of its policy", PURSE, "generation=references.rules)",
-        "generation=() if rule is None else (references.signed_rule,))",
+        "a budget is for all classes of its policy", PURSE, "generation=references.rules,",
+        "generation=() if rule is None else (references.signed_rule,),",
         T_SIGNED + "test_the_budget_of_a_policy_is_for_all_its_classes_that_generate",
     ),
     Mutant(

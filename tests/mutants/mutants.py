@@ -7,6 +7,7 @@ from tests.mutants.clipped import CLIPPED
 from tests.mutants.consent import CONSENT
 from tests.mutants.contributions import CONTRIBUTIONS
 from tests.mutants.correlated import CORRELATED
+from tests.mutants.counted import COUNTS
 from tests.mutants.generating import GENERATED
 from tests.mutants.ink import FROM_REFERENCES
 from tests.mutants.mutant import Mutant
@@ -890,6 +891,7 @@ GROUPS = {
     "the server": SERVING,
     "text from references": FROM_REFERENCES,
     "the budget of contributions": CONTRIBUTIONS,
+    "limits over runs": COUNTS,
     "runs of texts": GENERATED,
     "texts beside runs": TEXTS_BESIDE,
 }

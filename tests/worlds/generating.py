@@ -15,11 +15,17 @@ from attest.descriptor import GENERATE, TRAIN, ContributionDescriptor, SignedDes
 from attest.policy import SignedPolicy, sign_policy, verify_policy
 from attest.policy.classes import DecodingRule
 from ledger.budget import GenerationRule, Mechanism, Unit
+from ledger.budget.generation import ClassLimit, OverRuns
 from ledger.budget.leaves import Leaf, Reference, Reserve, Text, Withdrawn
 from ledger.budget.log import BudgetLog, BudgetSpec, Reservation
+from ledger.leaves import Previous
+from ledger.leaves.header import TEXTS
+from ledger.note import NoteSigner
+from ledger.replay.earlier_runs import SpentRegistry
+from ledger.replay.earlier_texts import EarlierTexts
 from tests.worlds.budget_lies import edited, without
 from tests.worlds.gate import ALICE, BOB, CORPUS, MALLORY, MICRO, NOW, OWNER, YEAR, make_policy, make_registry, registry_bytes
-from tests.worlds.ledgers import SIGNER
+from tests.worlds.ledgers import OTHER_KEY, SIGNER
 from tests.worlds.registries import put
 
 TOKENS = 20
@@ -122,6 +128,26 @@ def generated(path: Path) -> BudgetLog:
     log.close_epoch(SIGNER, now=NOW + 7)
     _fixed(log, [one, two], NOW + 8)
     log.close_epoch(SIGNER, now=NOW + 9)
+    return log
+
+
+BEFORE = NoteSigner("ledger.example/before", OTHER_KEY)
+PREVIOUS = Previous(BEFORE.name, 12, bytes(32), bytes(range(32)), BEFORE.vkey, TEXTS)
+"""Another budget that a log counts."""
+
+ROOMY = 3_000_000
+"""A limit over all runs in which the texts of the rule have room, at delta 1e-6: they are worth 2.38."""
+
+LIMITED = attested(4, max_epsilon_micro=ROOMY, max_delta_pico=10**6)
+
+
+def counting(path: Path) -> BudgetLog:
+    """A log that counts another budget, and admitted somebody who signed a limit over all runs."""
+    log = created(path, over_runs=OverRuns((PREVIOUS,), (ClassLimit("sensitive", ROOMY, 10**6),)))
+    before = EarlierTexts(PREVIOUS, NOW - 9, NOW - 9, (), {})
+    log.admit([FOUR[0], LIMITED], spent=SpentRegistry((), [before]), now=NOW)
+    log.commit(_fixed(log, [unit(FOUR[0]), unit(LIMITED)], NOW + 1), 7, now=NOW + 2)
+    log.close_epoch(SIGNER, now=NOW + 3)
     return log
 
 
@@ -244,6 +270,15 @@ LIES: dict[str, tuple[Callable[[list[Leaf]], list[Leaf]], set[str]]] = {
     "signed for longer than the policy takes": (behind(admitting(attested(9, not_after=NOW + YEAR))), {"WINDOW"}),
 }
 """Each with the codes by which an auditor who has policy and registry finds it."""
+
+COUNTED_LIES: dict[str, tuple[Callable[[list[Leaf]], list[Leaf]], set[str]]] = {
+    "a limit that texts alone could pass": (
+        behind(admitting(attested(9, max_epsilon_micro=2_300_000, max_delta_pico=10**6))),
+        {"LIMIT"},
+    ),
+    "a limit in a log that counts no run": (lambda leaves: [replace(leaves[0], over_runs=None), *leaves[1:]], {"LIMIT"}),
+}
+"""Of a log that counts runs."""
 
 BY_PAPERS = (
     "a rule with a lower floor",

@@ -1,7 +1,6 @@
 """Turns the options of `dptrain generate` into a task, a plan, references and a budget; without torch."""
 
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -223,7 +222,7 @@ class Asked:
         return Purse.of(folder, self.budget or shared, self.budget_key)
 
     def spent(self, cites: tuple[Previous, ...] | None) -> SpentRegistry | None:
-        """Returns what contributions spent in the earlier ledgers; None where references are the owner's own.
+        """Returns what contributions spent in the earlier ledgers; None where none were named.
 
         Args:
             cites: ledgers that a log counts that is there already; None of a new one.
@@ -231,12 +230,11 @@ class Asked:
         Raises:
             As `Earlier.registry`.
         """
-        if self.signed is None:
+        if self.policy is None or not self.earlier:
             return None
-        assert self.policy is not None
         owner = load_public_key(beside(self.policy, self.owner_key, "owner.pub", "--owner-key"))
-        with counting("reading earlier ledgers") if self.earlier else nullcontext():
-            return Earlier(self.earlier or (), keys=self.earlier_key or ()).registry(cites, owner)
+        with counting("reading earlier ledgers"):
+            return Earlier(self.earlier, keys=self.earlier_key or ()).registry(cites, owner)
 
     def withdrawing(self, log: BudgetLog, references: References) -> Withdrawing | None:
         """Returns what enters withdrawals of attested references into a log. Raises: as `open_registry`."""
@@ -258,7 +256,7 @@ def planned(asked: Asked) -> Result:
     known = asked.out is not None or asked.budget is not None or asked.signed is not None
     if asked.references is not None or asked.signed is not None:
         salt = purse.salt(make=False) if known else bytes(32)
-        references = asked.rows(salt)
+        references = asked.rows(salt).within_limits()
         if asked.out is not None:
             references = going_on(asked.out, references)
         batches = asked.batches(references, salt)

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from attest.attestation import Attestation
 from attest.corpus import Corpus, Item
-from attest.descriptor import GENERATE
+from attest.descriptor import GENERATE, SignedDescriptor
 from attest.errors import FileRefused
 from attest.files import read_limited
 from attest.gate import Admitted, Gate, Seen
@@ -32,7 +32,8 @@ from dptrain.errors import ConfigError, ContentChanged
 from dptrain.inference.invisibleink.partition import SALT_SIZE, batches, batches_by_label
 from ledger.budget import GenerationRule, Unit
 from ledger.budget.counted import Shares
-from ledger.budget.generation import ClassLimit, OverRuns
+from ledger.budget.generation import ClassLimit, OverRuns, require_room
+from ledger.errors import LeafRefused
 
 MOST_ROW: Final = 1 << 24
 """Bytes of a row; a longer one is a null reference."""
@@ -191,6 +192,28 @@ class References:
             raise ConfigError("REFERENCES", f"no contribution is left that may make texts ({told})")
         rows, attestations = zip(*kept, strict=True)
         return replace(self, rows=tuple(rows), attestations=tuple(attestations), refused=dict(refused))
+
+    def within_limits(self) -> "References":
+        """Returns these without those whose limit over all runs texts alone could pass; runs may have spent of it besides.
+
+        Raises:
+            LeafRefused: code LIMIT, so could the limit of the class. ConfigError: code REFERENCES, none is left.
+        """
+        rule = self.signed_rule
+        if rule is None:
+            return self
+        for one in self.limits:
+            if one.name == rule.name:
+                require_room(rule.max_rho_nano, one.epsilon_micro, one.delta_pico, f"the policy of class {one.name}")
+        beyond = {}
+        for row, signed_as in zip(self.rows, self.attestations, strict=True):
+            limit = SignedDescriptor.from_cbor(signed_as.descriptor).limit
+            try:
+                if limit != (0, 0):
+                    require_room(rule.max_rho_nano, *limit, "its contributor")
+            except LeafRefused as error:
+                beyond[row.id] = error.code
+        return self.leaving(beyond) if beyond else self
 
     def since(self, began: Iterable[tuple[str, str | None]]) -> "References":
         """Returns these in a run that began with so many: what is not there any more is `gone`, and keeps its place.

@@ -159,7 +159,7 @@ def rules_of(config: ServeConfig) -> list[GenerationRule]:
 
 
 def spent_of(config: ServeConfig, header: Header | None = None) -> SpentRegistry | None:
-    """Returns what contributions spent in the earlier ledgers that the file names; None where it has no attested references.
+    """Returns what contributions spent in the earlier ledgers that the file names; None where it names none.
 
     Args:
         header: of the log that is there; None of a new one.
@@ -170,11 +170,11 @@ def spent_of(config: ServeConfig, header: Header | None = None) -> SpentRegistry
     """
     given = next((each.attested for each in config.generations.values() if each.attested is not None), None)
     earlier = () if config.budget is None else config.budget.earlier
-    if given is None or config.budget is None:
-        if earlier:
-            sentence = "budget.earlier names ledgers, and no generation has attested references"
-            raise ConfigError("SERVE_VALUE", f"{sentence}: nobody's spending there would count; leave it out")
+    if config.budget is None or not earlier:
         return None
+    if given is None:
+        sentence = "budget.earlier names ledgers, and no generation has attested references"
+        raise ConfigError("SERVE_VALUE", f"{sentence}: nobody's spending there would count; leave it out")
     cites = None if header is None else () if header.over_runs is None else header.over_runs.previous
     return Earlier(earlier, keys=config.budget.earlier_keys).registry(cites, load_public_key(given.owner_key))
 
@@ -186,7 +186,9 @@ def over_runs_of(config: ServeConfig) -> OverRuns | None:
         As `spent_of` and `open_policy`.
     """
     spent = spent_of(config)
-    return None if spent is None else OverRuns(spent.previous, tuple(limits_of(config)))
+    if not rules_of(config):
+        return None
+    return OverRuns(() if spent is None else spent.previous, tuple(limits_of(config)))
 
 
 def limits_of(config: ServeConfig) -> list[ClassLimit]:

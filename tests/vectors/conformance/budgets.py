@@ -22,8 +22,8 @@ NOT_BY_LEAVES: Final = ("a cap worth more than it says", "another origin", "anot
 """Lies that the replay of the leaves behind a header does not find, or that are not of such a leaf."""
 
 
-MADE: Final = {"honest": lived, "generated": generating.generated}
-"""Logs that hold: one of users, one of contributions that make texts."""
+MADE: Final = {"honest": lived, "generated": generating.generated, "counting": generating.counting}
+"""Logs that hold: one of users, one of contributions that make texts, one that counts runs besides."""
 
 
 @cache
@@ -41,6 +41,10 @@ def leaves() -> Iterator[dict[str, Any]]:
         values = list(cbor.decode(body, max_size=1 << 16).values())
         name = f"{leaf.seq} {type(leaf).__name__.upper()}" + (" of contributions" if leaf in alone else "")
         yield {"name": name, "cbor": body.hex(), "hash": leaf_hash(body).hex(), "fields": [told(value) for value in values]}
+    body = encode_leaf(honest("counting")[0])
+    values = list(cbor.decode(body, max_size=1 << 16).values())
+    fields = [told(value) for value in values]
+    yield {"name": "0 HEADER that counts runs", "cbor": body.hex(), "hash": leaf_hash(body).hex(), "fields": fields}
 
 
 def invalid() -> Iterator[dict[str, Any]]:
@@ -50,6 +54,8 @@ def invalid() -> Iterator[dict[str, Any]]:
     kinds = (Reference, Withdrawn, Text)
     reference, withdrawn, text = (next(leaf for leaf in honest("generated") if isinstance(leaf, kind)) for kind in kinds)
     rule = list(cbor.decode(encode_leaf(ruled), max_size=1 << 16)[13][0])
+    counts = honest("counting")[0]
+    (cited,), (limit,) = cbor.decode(encode_leaf(counts), max_size=1 << 16)[14]
     changes: dict[str, tuple[Leaf, dict[int, Any]]] = {
         "position 0 behind a header": (reserve, {0: 0}),
         "a kind of a run": (reserve, {1: 2}),
@@ -85,6 +91,13 @@ def invalid() -> Iterator[dict[str, Any]]:
         "a rule without a field": (ruled, {13: [rule[:-1]]}),
         "a rule of a short digest": (ruled, {13: [[bytes(31), *rule[1:]]]}),
         "rules and no cap of contributions": (ruled, {8: [["user", 1, 1, 1]]}),
+        "null where runs that count stand": (counts, {14: None}),
+        "a ledger that is counted twice": (counts, {14: [[cited, cited], []]}),
+        "a ledger that counts in no known way": (counts, {14: [[[*cited[:5], "seen"]], []]}),
+        "a limit of a class without a rule": (counts, {14: [[], [["open", *limit[1:]]]]}),
+        "two limits of a class": (counts, {14: [[], [limit, limit]]}),
+        "a limit of the class that texts alone could pass": (counts, {14: [[], [[limit[0], 2_300_000, limit[2]]]]}),
+        "runs that count and no rules": (counts, {13: []}),
         "a reference without a descriptor": (reference, {4: b""}),
         "a reference with a long message": (reference, {5: bytes(1025)}),
         "a reference of no class": (reference, {3: ""}),
@@ -124,7 +137,11 @@ def refused(data: bytes) -> str:
 
 def logs() -> Iterator[dict[str, Any]]:
     """Yields both logs that hold, and of each lie how it goes on behind leaves of one of them, up to where it is found."""
-    told = {"honest": (LIES, NOT_BY_LEAVES), "generated": (generating.LIES, generating.BY_PAPERS)}
+    told = {
+        "honest": (LIES, NOT_BY_LEAVES),
+        "generated": (generating.LIES, generating.BY_PAPERS),
+        "counting": (generating.COUNTED_LIES, ()),
+    }
     for of, (lies, left_out) in told.items():
         yield {"name": of, "of": of, **log_row([encode_leaf(leaf) for leaf in honest(of)], 0)}
         for name, (change, _) in lies.items():
