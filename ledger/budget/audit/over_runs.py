@@ -183,7 +183,7 @@ class _Judge:
             if run.header.policy.corpus in corpora and (before or spent):
                 self._limits.append(before and run.closed and report.verdict != "TOLD")
             if not spent:
-                self._found.notes.append(f"{origin} is not cited, and no leaf there names anybody of this log who spent anything")
+                self._found.notes.append(f"{origin} is not cited, and nobody of this log whom its leaves name spent there")
             elif before:
                 sentence = f"{origin} began before this log and is not cited: what {len(spent)} contributions of this log spent"
                 self._fault("EARLIER_LEFT_OUT", str(given.path), f"{sentence} there counts nowhere")
