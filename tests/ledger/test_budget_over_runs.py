@@ -316,7 +316,9 @@ def test_a_log_that_leaves_out_a_run_that_was_before_it_is_found(where: Any, fol
     run = trained(folder, *WHO)
     assert audited(exported(where(), *WHO), run)[2] == [("EARLIER_LEFT_OUT", str(run))]
     strangers = trained(folder, attested(9), name="strangers")
-    assert audited(exported(where(), *WHO), strangers)[2] == [], "nobody of the log was in it"
+    _, qualifiers, findings = audited(exported(where(), *WHO), strangers)
+    assert findings == [], "nobody of the log was in it"
+    assert "LIMITS_ALONE" in qualifiers, "but by the word of its operator alone, as bounds are: TOLD"
 
 
 def test_a_run_that_began_later_and_does_not_count_the_log_is_told_and_its_limits_stay_alone(where: Any, folder: Path) -> None:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 
 from attest import signed_file
 from attest.attestation import read_sequence
+from attest.descriptor import SignedDescriptor
+from attest.keys import public_bytes
 from attest.withdrawal import Withdrawal, sign_withdrawal
 from dptrain.errors import ConfigError
 from dptrain.inference.invisibleink import Task, fresh_salt
@@ -22,10 +25,15 @@ from dptrain.serve.generations import sources
 from dptrain.serve.generations.sources import make_salts
 from dptrain.serve.paying import create_log
 from ledger.budget import Unit
+from ledger.budget.generation import ClassLimit
 from ledger.budget.log import BudgetLog
+from ledger.budget.rho import epsilon_of_rho
 from ledger.errors import AccountantError
+from ledger.log import Ledger
 from tests.serve.test_serve_generations_closing import halfway
 from tests.worlds.gate import ALICE, CORPUS, MALLORY, OWNER
+from tests.worlds.generating import signed, unit
+from tests.worlds.ledgers import SIGNER, Driver, admission, header_spec, parameter, stack_of
 from tests.worlds.listening import until
 from tests.worlds.servers import running, table
 from tests.worlds.texts import (
@@ -34,6 +42,7 @@ from tests.worlds.texts import (
     BUDGET,
     NOTES,
     RICH,
+    RULE,
     TASK,
     TOKENS,
     batches,
@@ -283,6 +292,51 @@ def withdraw(folder: Path, number: int, key: Any = ALICE, name: str = "alice") -
     path = place / f"{number}.withdrawal"
     signed_file.write(path, *sign_withdrawal(withdrawal, key, signer=name))
     return path
+
+
+def run_before(folder: Path, attestation: Any) -> None:
+    """Writes the ledger of a closed run in which a contribution took part."""
+    policy, began = signed(**RULE), int(time.time()) - 60
+    root, owner = policy.policy.registry_root, public_bytes(OWNER)
+    stack = stack_of(4, *(parameter(f"layers.{number}.weight") for number in range(4)))
+    with Ledger.create(folder / "before.db", header_spec(policy, owner_key=owner, registry_root=root, stack=stack), SIGNER,
+                       now=began) as ledger:  # fmt: skip
+        driver, terms = Driver(ledger, now=began), SignedDescriptor.from_cbor(attestation.descriptor)
+        limit = {"max_epsilon_micro": terms.limit[0], "max_delta_pico": terms.limit[1], "max_occurrences": 0}
+        bounds, named = {"clip_micro": 1_000_000, "sigma_micro": 1_100_000, "profile_id": 0}, unit(attestation).name
+        driver.admit(replace(admission(0, "sensitive"), descriptor_hash=bytes.fromhex(named), **bounds, **limit))
+        driver.steps(2)
+        driver.epoch()
+        ledger.finish(now=driver.tick())
+
+
+def test_what_earlier_runs_spent_counts_toward_limits_over_all_runs_in_a_server_too(tmp_path: Path) -> None:
+    alone = epsilon_of_rho(RULE["max_rho_nano"] / 1e9, 1e-6)
+    micro = int(alone * 1e6) + 1
+    for name, earlier, count in (("with", ["before.db"], 4), ("without", [], 5)):
+        folder = tmp_path / name
+        folder.mkdir()
+        write_attested(folder)
+        limited = sign(folder, 9, "tide net", max_epsilon_micro=micro, max_delta_pico=10**6)
+        run_before(folder, limited)
+        with telling(folder, RICH, wait=False, generation=ATTESTED, budget={"earlier": earlier}) as world:
+            references = [one for batch in batches(world) for one in batch]
+            assert len(references) == 4 and len(world.service.till.log.state.admitted) == count
+            found = world.service.till.log.header.over_runs
+            assert [one.origin for one in found.previous] == [SIGNER.name] * len(earlier)
+
+
+def test_earlier_ledgers_without_attested_references_start_no_server(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert "earlier" in starts(tmp_path, "SERVE_VALUE", budget={"earlier": ["before.db"]})
+
+
+def test_a_log_without_the_limits_of_the_policy_serves_nobody(tmp_path: Path) -> None:
+    write_attested(tmp_path)
+    with telling(tmp_path, RICH, wait=False, generation=ATTESTED):
+        pass
+    with mock.patch.object(sources, "limits_of", lambda config: [ClassLimit("sensitive", 1, 1)]):
+        assert "limits over all runs" in starts(tmp_path, "RULE", caps=RICH, generation=ATTESTED)
 
 
 WITHDRAWALS = {"attested": {**ATTESTED["attested"], "withdrawals": "withdrawals"}}

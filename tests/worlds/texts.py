@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attest import keys, signed_file
+from attest.attestation import Attestation
 from attest.descriptor import GENERATE, TRAIN
 from dptrain.inference.invisibleink import Plan
 from tests.worlds.gate import OWNER, registry_bytes
@@ -123,10 +124,14 @@ def write_attested(folder: Path, texts: list[str] | None = None, **rule: Any) ->
     sign(folder, len(found), "dusk dawn", purposes=(TRAIN,))
 
 
-def sign(folder: Path, number: int, text: str, *, purposes: tuple[str, ...] = (GENERATE,), longer: int = 0) -> None:
-    """Writes a contribution, and what Alice signs of it."""
+def sign(
+    folder: Path, number: int, text: str, *, purposes: tuple[str, ...] = (GENERATE,), longer: int = 0, **terms: Any
+) -> Attestation:
+    """Writes a contribution, and what Alice signs of it, which is returned."""
     now = int(time.time())
     told = {"content_hash": hashlib.sha256(text.encode()).digest(), "not_before": now - 1000, "not_after": now + 86400 + longer}
     path = folder / "corpus" / f"{number}.txt"
     path.write_text(text)
-    path.with_name(f"{path.name}.attest").write_bytes(attested(number, purposes=purposes, **told).to_cbor())
+    made = attested(number, purposes=purposes, **told, **terms)
+    path.with_name(f"{path.name}.attest").write_bytes(made.to_cbor())
+    return made

@@ -73,18 +73,20 @@ class _Judge:
         self._cited = () if header.over_runs is None else header.over_runs.previous
         self._digest = cited_as(header, 1, bytes(32)).header_digest
         self._found = OverRuns()
+        self._limits: list[bool] = []  # of every run that may use up limits, whether all was held against them that it can say
 
     def judged(self, exports: Sequence[Path], budgets: Sequence[EarlierTexts]) -> OverRuns:
         try:
             shown = longest([read_export(path) for path in exports], self._fault)
-            runs, apart = self._counted(shown), self._apart(shown)
+            runs = self._counted(shown)
+            self._look_at_others(shown)
             texts = self._texts(budgets)
             missing = len(self._cited) - len(runs) - len(texts)
             if missing:
                 self._found.qualifiers.add("EARLIER_TOLD")
                 self._found.notes.append(f"the log counts {missing} ledgers whose exports were not given")
             limited = self._judge_limits(runs, SpentRegistry(runs, texts))
-            if limited and not (shown and apart):
+            if limited and not (self._limits and all(self._limits)):
                 self._found.qualifiers.add("LIMITS_ALONE")
                 self._found.notes.append(f"{limited} contributions have a limit of epsilon over all runs")
         except (LeafRefused, ExportChanged, ProofError) as error:
@@ -115,6 +117,7 @@ class _Judge:
             self._judge_contents(followed)
             self._see_withdrawn(Followed.of(given))
             runs.append(earlier)
+            self._limits.append(True)
             self._found.verdicts.append(report.verdict)
             self._found.qualifiers |= INHERITED & set(report.qualifiers)
             self._found.notes.append(f"counted with {cited.origin}, verified over its {cited.size} cited leaves")
@@ -161,30 +164,32 @@ class _Judge:
             if leaf.reason not in PASSING and leaf.descriptor_hash in self._state.admitted:
                 known[leaf.descriptor_hash] = min(leaf.time, known.get(leaf.descriptor_hash, leaf.time))
 
-    def _apart(self, shown: Sequence[Given]) -> bool:
-        """Looks at runs that are not cited; tells whether none of them may use up a limit of this log."""
-        alone = True
+    def _look_at_others(self, shown: Sequence[Given]) -> None:
+        """Looks at runs over the same corpus that are not cited."""
+        corpora = {found.corpus for found in self._state.admitted.values()}
         for given in shown:
-            if given.digest in {one.header_digest for one in self._cited} or self._audit(given) is None:
+            cited = given.digest in {one.header_digest for one in self._cited}
+            if cited or (report := self._audit(given)) is None:
                 continue
             followed = Followed.of(given)
             run, origin = followed.run, given.header.origin
             self._see_withdrawn(followed)
+            before = given.header.time <= self._state.header.time
+            known = Accounts(run)
+            spent = [name for name in self._state.admitted if (own := known.of(name, named=True)) and own.spent]
             if self._digest in {one.header_digest for one in given.header.previous}:
                 self._found.notes.append(f"{origin} is a later run, which counts this log: audit it with --earlier of this")
                 continue
-            shared = [name for name in self._state.admitted if name in run.contributions]
-            spent = [name for name in shared if (own := Accounts(run).of(name)) is not None and own.spent]
+            if run.header.policy.corpus in corpora and (before or spent):
+                self._limits.append(before and run.closed and report.verdict != "TOLD")
             if not spent:
-                self._found.notes.append(f"{origin} is not cited, and nobody admitted here is known to have spent there")
-            elif given.header.time <= self._state.header.time:
+                self._found.notes.append(f"{origin} is not cited, and nobody of this log whom its leaves name spent there")
+            elif before:
                 sentence = f"{origin} began before this log and is not cited: what {len(spent)} contributions of this log spent"
                 self._fault("EARLIER_LEFT_OUT", str(given.path), f"{sentence} there counts nowhere")
             else:
-                alone = False
                 told = f"{origin} began after this log, shares {len(spent)} contributions with it and does not count it"
                 self._found.notes.append(f"{told}: audit it too")
-        return alone
 
     def _texts(self, budgets: Sequence[EarlierTexts]) -> list[EarlierTexts]:
         """Returns the other budgets that the header cites."""
