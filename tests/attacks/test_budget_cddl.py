@@ -21,7 +21,7 @@ KINDS = {0: "header", **dict(enumerate(NAMED, start=32))}
 ITEMS = {8: "budget-cap", 9: "budget-mechanism", 12: "budget-beside", 13: "budget-generation"}
 """Items of the arrays of a header, which `pycddl` 0.6 does not hold one by one."""
 
-BEYOND = {"LOG_KEY", "PARENT", "SESSION_ALONE", "ORDER", "RULE_CAP"}
+BEYOND = {"LIMIT", "LOG_KEY", "ORDER", "PARENT", "PREVIOUS", "RULE_CAP", "SESSION_ALONE"}
 """What a leaf is refused for and CDDL cannot say."""
 
 COUNTED = (
@@ -29,6 +29,7 @@ COUNTED = (
     "no rules where their key stands",
     "a reference without a descriptor",
     "a reference with a long message",
+    "runs that count and no rules",
     "a text beyond 2^63",
 )
 """Leaves with too much of something, or with nothing of it, that the tool does not count."""

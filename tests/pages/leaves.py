@@ -1,7 +1,7 @@
 """Writes what the documentation says of the documents of a ledger from their declarations."""
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,9 +83,10 @@ def cddl_page(page: str) -> str:
 
 
 def budget_page(page: str) -> str:
-    """Returns budget.cddl with the leaves that are declared."""
+    """Returns budget.cddl with the leaves that are declared, but for rows that ledger.cddl has."""
     kinds = (budget.Header, *sorted(budget.RECORDS.values(), key=lambda leaf: leaf.KIND))
-    return with_section(page, "leaves", _WRITTEN + "\n".join(map(cddl_with_rows, kinds)))
+    theirs = {row for leaf in _LEAVES for row in rows_in(leaf).values()}
+    return with_section(page, "leaves", _WRITTEN + "\n".join(cddl_with_rows(kind, theirs) for kind in kinds))
 
 
 def serving_page(page: str) -> str:
@@ -94,11 +95,10 @@ def serving_page(page: str) -> str:
     return with_section(page, "rights", _WRITTEN + signed + "\n" + cddl_with_rows(RightsEnvelope))
 
 
-def cddl_with_rows(cls: type) -> str:
-    """Returns the rules of a document, with those of the rows in it."""
-    return "\n".join(
-        [f"{commented(cls)}{cddl_map(cls)}", *(f"{commented(row)}{cddl_row(row)}" for row in rows_in(cls).values())]
-    )
+def cddl_with_rows(cls: type, elsewhere: Collection[type] = ()) -> str:
+    """Returns the rules of a document, with those of the rows in it. `elsewhere`: rows that another schema has."""
+    rows = [row for row in rows_in(cls).values() if row not in elsewhere]
+    return "\n".join([f"{commented(cls)}{cddl_map(cls)}", *(f"{commented(row)}{cddl_row(row)}" for row in rows)])
 
 
 def rows_table(documents: Mapping[str, type]) -> str:

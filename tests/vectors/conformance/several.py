@@ -36,8 +36,11 @@ from tests.worlds.ledgers import OTHER_KEY, SIGNER, START
 
 SECOND: Final = NoteSigner("ledger.example/run2", OTHER_KEY)
 THIRD: Final = NoteSigner("ledger.example/run3", Ed25519PrivateKey.from_private_bytes(bytes(range(3, 35))))
-LATER: Final = Pins(log=(SIGNER.vkey, SECOND.vkey, THIRD.vkey, TEXTS_SIGNER.vkey))
+LATER: Final = Pins(log=(SIGNER.vkey, SECOND.vkey, THIRD.vkey))
 """What the reader of several runs brings: the keys of all their ledgers."""
+
+BESIDE: Final = Pins(log=(*LATER.log, TEXTS_SIGNER.vkey))
+"""What the reader of runs and of a budget beside them brings."""
 
 LaterLife = Callable[[AttestedDriver, SpentRegistry], None]
 
@@ -65,7 +68,7 @@ class LaterRun(Run):
         with tempfile.TemporaryDirectory() as folder:
             base = Path(folder)
             runs = [self._counted(base / name, name) for name in self.counts]
-            texts = [earlier_texts(put(budget_files(name), base / name), LATER.log, now=NOW) for name in self.texts]
+            texts = [earlier_texts(put(budget_files(name), base / name), BESIDE.log, now=NOW) for name in self.texts]
             registry = SpentRegistry(runs, texts)
             header = {"previous": registry.previous} | self.header
             spec = attested_header(attested_policy(**self.policy), **header)
@@ -75,7 +78,7 @@ class LaterRun(Run):
 
     def _counted(self, place: Path, name: str) -> Any:
         reason = COMPROMISED if name in self.lost else SPENT
-        return earlier_run(put(files_of(name), place), LATER.log, reason=reason, now=NOW)
+        return earlier_run(put(files_of(name), place), BESIDE.log, reason=reason, now=NOW)
 
 
 def carrying(registry: SpentRegistry, n: int, class_name: str = "open", less: int = 0, **changes: Any) -> AdmitSpec:
@@ -338,13 +341,16 @@ RUNS: Final[dict[str, Run]] = (
         "texts counted": LaterRun(
             "a run counts a budget by which its contributions make texts: with all that its rule allows, for all of a class",
             plain,
+            pins=BESIDE,
             texts=("a budget",),
             earlier=("a budget",),
             later=beside_texts,
+            like="later run",
         ),
         "texts counted, told": LaterRun(
             "nobody gives the export of the budget that is counted",
             plain,
+            pins=BESIDE,
             texts=("a budget",),
             later=beside_texts,
             of="texts counted",
@@ -352,39 +358,48 @@ RUNS: Final[dict[str, Run]] = (
         "texts counted, which grew": LaterRun(
             "the export of the budget that is counted has more leaves by now",
             plain,
+            pins=BESIDE,
             texts=("a budget, before",),
             earlier=("a budget",),
             later=going_on((1, "open"), (3, "sensitive"), **signed_for_both()),
+            like="texts counted",
         ),
         "texts and a run counted": LaterRun(
             "a run counts one that counted a budget, and the budget",
             plain,
+            pins=BESIDE,
             counts=("texts counted",),
             texts=("a budget",),
             earlier=("texts counted", "a budget"),
             later=going_on((1, "open"), (5, "open"), **signed_for_both()),
             signer=THIRD,
             start=START + 2000,
+            like="texts counted",
         ),
         "texts and a run apart": LaterRun(
             "a run counts another one and a budget, neither of which counts the other",
             plain,
+            pins=BESIDE,
             counts=("poisson",),
             texts=("a budget",),
             earlier=("poisson", "a budget"),
             later=going_on((5, "open")),
+            like="texts counted",
         ),
         "texts within a limit": LaterRun(
             "a limit of a class over a run, as it is planned, and all texts that a rule allows",
             plain,
             honest.rules({"max_epsilon_total_micro": ALLOWED}, {}),
+            pins=BESIDE,
             texts=("a budget",),
             earlier=("a budget",),
             later=going_on((1, "open"), **signed_for_both()),
+            like="texts counted",
         ),
         "texts that may yet be made": LaterRun(
             "a limit over all runs; a budget that is not counted names nobody of this run, and may yet",
             plain,
+            pins=BESIDE,
             earlier=("a budget of nobody yet",),
             of="limit",
         ),
