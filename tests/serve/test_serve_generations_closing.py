@@ -11,6 +11,7 @@ from unittest import mock
 
 from dptrain.errors import NotPrivateUse
 from dptrain.inference.invisibleink import generator
+from dptrain.inference.invisibleink.forward import Form
 from dptrain.serve.scheduler import Scheduler
 from tests.serve.test_serve_withdrawal import ADAPTER, withdraw, without
 from tests.worlds.listening import held, listening, told_by_events, until
@@ -119,7 +120,7 @@ def test_rows_are_tested_again_now_and_then(tmp_path: Path) -> None:
 def test_a_test_that_fails_later_closes_the_generation_spends_nothing_and_ends_what_runs(tmp_path: Path) -> None:
     with telling(tmp_path, generation={"recheck_every": 1}) as world:
         assert tell(world).status_code == 200
-        with mock.patch.object(generator, "check_rows", return_value=False), halfway(world) as (_, _, seen, ended):
+        with mock.patch.object(generator, "check_rows", return_value=Form()), halfway(world) as (_, _, seen, ended):
             with mock.patch.object(generator, "check_rows", side_effect=NotPrivateUse("ROWS_COUPLED", "a row moved")):
                 answer = tell(world, "bob")
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "ROWS_COUPLED")
