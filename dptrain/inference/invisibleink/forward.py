@@ -5,6 +5,7 @@ public row, so that none is dropped and none is smaller.
 """
 
 import inspect
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -127,9 +128,7 @@ class Forward:
         return whole[: self._count].float().cpu().numpy()  # float32 holds bfloat16 and float16 exactly
 
 
-def form_of(
-    model: Any, rows: Rows, steps: int, minibatch: int | None = None, *, compile: bool = False
-) -> Form:
+def form_of(model: Any, rows: Rows, steps: int, minibatch: int | None = None, *, compile: bool = False) -> Form:
     """Returns the fastest form that a model takes; the compiled one where that is asked for, and no other then.
 
     Guarantee: a form gives the logits of the plain one, up to rounding: over three tokens, the compiled one over a whole text.
@@ -155,7 +154,7 @@ def form_of(
     made.begin()
     found = replace(form, graph=StepGraph(model, made.inputs(0, 0), made.buffers(0), made.takes))
     far = _distance(*(_tokens(model, rows, steps, minibatch, one) for one in (form, found)))
-    if not far <= GRAPH_NEAR[not _exact(model)]:
+    if far > GRAPH_NEAR[not _exact(model)]:
         sentence = f"the compiled step gives other logits than the model, by {far:.2g} of their length"
         raise ConfigError("COMPILE", f"{sentence}; {LEAVE}")
     return found
@@ -199,11 +198,12 @@ def _tokens(model: Any, rows: Rows, steps: int, minibatch: int | None, form: For
 
 
 def _distance(truth: Iterable[np.ndarray], found: Iterable[np.ndarray]) -> float:
-    """Returns the largest length of a row's difference, in lengths of the row about its mean; NaN where some are no numbers."""
+    """Returns the largest length of a row's difference, in lengths of the row about its mean; infinite where it is no number."""
     most = 0.0
     for right, one in zip(truth, found, strict=True):
         size = np.linalg.norm(right - right.mean(1, keepdims=True), axis=1)
-        most = max(most, float((np.linalg.norm(one - right, axis=1) / np.maximum(size, 1e-30)).max()))
+        far = float((np.linalg.norm(one - right, axis=1) / np.maximum(size, 1e-30)).max())
+        most = max(most, far if math.isfinite(far) else math.inf)
     return most
 
 

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
+import torch._inductor
 from torch import nn
+from torch._inductor import cpp_builder
+from torch._inductor.exc import InvalidCxxCompiler
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -18,6 +21,9 @@ from dptrain.inference.invisibleink.decoding.buffers import placed
 
 LEAVE: Final = "leave the option compile out, which needs none of this"
 """Ends every refusal: what a person can do."""
+
+_OPTIONS: Final = {"triton.cudagraphs": False}
+"""A graph of CUDA would keep buffers of its own, which texts of several threads would share."""
 
 
 class StepGraph:
@@ -58,7 +64,7 @@ class StepGraph:
             holder = _Holder(copy.deepcopy(model, {id(tensor): tensor for _, tensor in tensors}))
             with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
                 graph = make_fx(step, tracing_mode="fake")(values)
-                self._run = torch._inductor.compile(graph, [values])
+                self._run = torch._inductor.compile(graph, [values], options=_OPTIONS)
         except Exception as error:
             found = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.200}"
             raise ConfigError("COMPILE", f"no graph can be made of a step of this model ({found}); {LEAVE}") from error
@@ -87,10 +93,6 @@ class _Holder(nn.Module):
 
 
 def _require_compiler(device: torch.device) -> None:
-    import torch._inductor  # seconds, for those who ask for it alone
-    from torch._inductor import cpp_builder
-    from torch._inductor.exc import InvalidCxxCompiler
-
     if device.type != "cpu":
         return
     try:
