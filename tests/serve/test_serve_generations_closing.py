@@ -132,6 +132,27 @@ def test_a_test_that_fails_later_closes_the_generation_spends_nothing_and_ends_w
         until(lambda: sorted(spent(world)) == [0, 0, 3, TOKENS] or sorted(spent(world)) == [0, 0, 2, TOKENS])
 
 
+def test_a_generation_compiles_one_step_before_it_opens_or_stays_closed(tmp_path: Path) -> None:
+    made: list[Any] = []
+
+    def compiled(graph: Any, values: Any, options: Any = None) -> Any:
+        made.append(graph)
+        return graph
+
+    with mock.patch("torch._inductor.compile", compiled), telling(tmp_path, generation={"compile": True}) as world:
+        assert len(made) == 1
+        calls = len(world.calls)
+        assert tell(world).status_code == 200 and len(made) == 1
+        assert len(world.calls) == calls + 1, "all but the prompts is compiled"
+    (tmp_path / "other").mkdir()
+    with (
+        mock.patch("torch._inductor.compile", side_effect=RuntimeError("no")),
+        telling(tmp_path / "other", wait=False, generation={"compile": True}) as world,
+    ):
+        until(lambda: offered(world).closed is not None)
+        assert tell(world).json()["error"]["code"] == "COMPILE" and not any(spent(world))
+
+
 # --- what was withdrawn -------------------------------------------------------------------------------------------------
 
 

@@ -198,7 +198,7 @@ def _tokens(model: Any, rows: Rows, steps: int, minibatch: int | None, form: For
 
 
 def _distance(truth: Iterable[np.ndarray], found: Iterable[np.ndarray]) -> float:
-    """Returns the largest length of a row's difference, in lengths of the row about its mean; infinite where it is no number."""
+    """Returns the largest length of a row's difference, in lengths of the row about its mean; infinite for no number."""
     most = 0.0
     for right, one in zip(truth, found, strict=True):
         size = np.linalg.norm(right - right.mean(1, keepdims=True), axis=1)
