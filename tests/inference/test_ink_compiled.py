@@ -3,6 +3,7 @@
 import copy
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -146,19 +147,19 @@ def test_no_text_sees_keys_and_values_of_another_in_turn_or_at_once(traced: Any)
 def test_a_model_is_used_by_others_while_its_step_is_traced(traced: Any) -> None:
     found, over = [all_of(begun(Form()))], threading.Event()
 
-    def others() -> None:
+    def others() -> int:
         while not over.is_set():
             found.append(all_of(begun(Form())))
+        return len(found)
 
-    thread = threading.Thread(target=others)
-    thread.start()
-    try:
-        for _ in range(5):
-            narrow(model(), None)
-    finally:
-        over.set()
-        thread.join()
-    assert len(found) > 2 and all(np.array_equal(one, found[0]) for one in found)
+    with ThreadPoolExecutor(1) as pool:
+        count = pool.submit(others)
+        try:
+            for _ in range(5):
+                narrow(model(), None)
+        finally:
+            over.set()
+        assert count.result() > 2 and all(np.array_equal(one, found[0]) for one in found)
 
 
 # ---- the test before serving
@@ -309,19 +310,10 @@ def test_a_step_that_gives_other_logits_is_refused_early_and_late(wrong: Any) ->
 # ---- inductor's own code
 
 
-def in_threads(forms: Form, on: Any) -> list[np.ndarray]:
+def in_threads(form: Form) -> list[np.ndarray]:
     """Logits of two texts that two threads compute at once."""
-    found: dict[int, np.ndarray] = {}
-
-    def text(number: int, references: Any) -> None:
-        found[number] = all_of(begun(forms, references, on=on))
-
-    threads = [threading.Thread(target=text, args=(number, one)) for number, one in enumerate((OTHERS, REFERENCES))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[0], found[1]]
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda references: all_of(begun(form, references)), (OTHERS, REFERENCES)))
 
 
 def test_inductors_step_keeps_rows_and_texts_apart_and_is_compiled_once() -> None:
@@ -329,7 +321,7 @@ def test_inductors_step_keeps_rows_and_texts_apart_and_is_compiled_once() -> Non
     torch._inductor.compile = None  # type: ignore[assignment]
     try:
         alone = [all_of(begun(form, one)) for one in (OTHERS, REFERENCES)]
-        assert all(map(np.array_equal, in_threads(form, model()), alone))
+        assert all(map(np.array_equal, in_threads(form), alone))
         assert np.allclose(alone[1], all_of(begun(Form())), atol=1e-4)
     finally:
         torch._inductor.compile = compiler
