@@ -334,6 +334,8 @@ def test_inductors_step_keeps_rows_apart_in_every_size_of_minibatches(kind: str,
     for size in (None, 1, 2, 3):
         form = check_rows(model(kind, dtype), 4, 32, 8, minibatch=size, moves=True, compile=True)
         assert check_rows(model(kind, dtype), 4, 32, 8, minibatch=size, form=form) is form
+        thin = Form(graph=narrow(model(kind, dtype), size), kept=True)
+        check_rows(model(kind, dtype), 4, len(rows().ids[0]), STEPS, minibatch=size, moves=True, form=thin)
 
 
 @pytest.mark.slow

@@ -90,8 +90,8 @@ def _compile(ink: Any, run: Run, asked: Asked) -> None:
     """Compiles and tests the step for each public length of the texts to come, which would else happen within the first."""
     from dptrain.inference.invisibleink.rows import Prompts
 
-    lengths = {}
-    for label in run.pool.sizes:
+    lengths: dict[int, dict[str, str]] = {}
+    for label in run.pool.sizes if asked.texts is None or run.texts_of(asked.label) < asked.texts else ():
         if asked.label in (None, label) and run.pool.left(label):
             words = asked.prompts.words(label, asked.words)
             lengths[Prompts(ink.tokenizer, asked.prompts, words).length] = words
