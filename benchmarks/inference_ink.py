@@ -196,14 +196,14 @@ def grown(size: str, way: str) -> dict[str, Any]:
 
 
 def memory() -> list[dict[str, Any]]:
-    """Returns `grown` of each size and way, in fresh processes: making the model alone, the plain loop, each arm; and each arm
+    """Returns `grown` of each size and way, in fresh processes: making the model alone, the plain loop, each arm; and two arms
     by bytes of tensors, the rows tested before, in place of the resident set.
 
     A cache that grows by a token leaves freed blocks behind, which the C library keeps by default and gives back where the size
     of what it maps by itself is fixed. Both are measured; they are the same program.
     """
-    ways = {"default": ("model", "plain", *ARMS)}
-    ways["fixed"] = (*ways["default"], *(f"{arm}, tensors" for arm in ARMS))
+    ways = {"default": ("model", "plain", "own cache", "ours")}
+    ways["fixed"] = (*ways["default"], "compiled", "ours, tensors", "compiled, tensors")
     found = []
     for allocator, more in (("default", {}), ("fixed", {"MALLOC_MMAP_THRESHOLD_": "131072"})):
         for size in SIZES:

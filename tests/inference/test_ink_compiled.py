@@ -16,7 +16,8 @@ from torch._inductor import cpp_builder  # noqa: E402
 from torch._inductor.exc import InvalidCxxCompiler  # noqa: E402
 
 from dptrain.errors import ConfigError, NotPrivateUse  # noqa: E402
-from dptrain.inference.invisibleink import InvisibleInk, Task  # noqa: E402
+from dptrain.inference.invisibleink import InvisibleInk, Task, forward  # noqa: E402
+from dptrain.inference.invisibleink.decoding.graph import StepGraph  # noqa: E402
 from dptrain.inference.invisibleink.forward import Form, Forward, form_of  # noqa: E402
 from dptrain.inference.invisibleink.isolation import check_rows  # noqa: E402
 from dptrain.inference.invisibleink.rows import Prompts, Rows  # noqa: E402
@@ -52,9 +53,9 @@ def begun(form: Form, references: Any = REFERENCES, minibatch: int | None = None
     return Forward(on or model(), rows(references), STEPS, minibatch, form)
 
 
-def all_of(forward: Forward) -> np.ndarray:
+def all_of(text: Forward) -> np.ndarray:
     """Logits of prompts and all tokens behind them, shape (1 + steps, B + 1, V)."""
-    return np.stack([forward.begin(), *(forward.step(40 + number) for number in range(STEPS))])
+    return np.stack([text.begin(), *(text.step(40 + number) for number in range(STEPS))])
 
 
 def compiled_form(minibatch: int | None = None, on: Any = None) -> Form:
@@ -85,11 +86,8 @@ def test_a_compiled_step_gives_the_logits_of_the_plain_form_whatever_the_size_of
 
 def narrow(found: Any, minibatch: int | None) -> Any:
     """A graph over masks of two dimensions."""
-    from dptrain.inference.invisibleink.decoding.graph import StepGraph
-
-    made = Forward(found, nobodys(), STEPS, minibatch, Form(kept=True))
-    made.begin()
-    return StepGraph(found, made.inputs(0, 0), made.buffers(0), made.takes)
+    names = forward._takes(found)
+    return StepGraph(found, *forward._shapes(found, nobodys(), STEPS, minibatch, Form(kept=True)), names)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

@@ -25,6 +25,9 @@ NEAR: Final = 1e-4, 2e-2
 GRAPH_NEAR: Final = 1e-3, 1e-1
 """Likewise of the compiled step, by the length of each row's difference, which does not grow with the vocabulary."""
 
+COLUMNS: Final = 128
+"""Logits of a row that are compared over a whole text, at least, where there are as many."""
+
 
 @dataclass(frozen=True)
 class Form:
@@ -67,7 +70,7 @@ class Forward:
         if form.graph is not None:
             self._behind = [_closed(mask, length) for mask in self._behind]
         self._length, self._room, self._form = length, length + steps, form
-        self.takes = _takes(model)
+        self._takes = _takes(model)
         ends = [mask[:, :length].sum(1, keepdim=True) for mask in self._masks]
         self._next = ends  # position of the next token in each row
 
@@ -111,9 +114,9 @@ class Forward:
 
     def _call(self, number: int, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         more: dict[str, Any] = {}
-        if "position_ids" in self.takes:
+        if "position_ids" in self._takes:
             more["position_ids"] = positions
-        if "logits_to_keep" in self.takes:
+        if "logits_to_keep" in self._takes:
             more["logits_to_keep"] = 1
         out = self._model(
             input_ids=ids, attention_mask=mask, past_key_values=self._caches[number], use_cache=True, return_dict=True, **more
@@ -150,10 +153,8 @@ def form_of(model: Any, rows: Rows, steps: int, minibatch: int | None = None, *,
     if why is not None:
         raise ConfigError("COMPILE", f"keys and values of this model go into no buffers of one length ({why}); {LEAVE}")
 
-    made = Forward(model, rows, steps, minibatch, form)
-    made.begin()
-    found = replace(form, graph=StepGraph(model, made.inputs(0, 0), made.buffers(0), made.takes))
-    far = _distance(*(_tokens(model, rows, steps, minibatch, one) for one in (form, found)))
+    found = replace(form, graph=StepGraph(model, *_shapes(model, rows, steps, minibatch, form), _takes(model)))
+    far = _distance(*(_columns(_tokens(model, rows, steps, minibatch, one)) for one in (form, found)))
     if far > GRAPH_NEAR[not _exact(model)]:
         sentence = f"the compiled step gives other logits than the model, by {far:.2g} of their length"
         raise ConfigError("COMPILE", f"{sentence}; {LEAVE}")
@@ -197,14 +198,26 @@ def _tokens(model: Any, rows: Rows, steps: int, minibatch: int | None, form: For
         yield forward.step(token % 3 + 1)
 
 
-def _distance(truth: Iterable[np.ndarray], found: Iterable[np.ndarray]) -> float:
+def _columns(logits: Iterable[np.ndarray]) -> np.ndarray:
+    """Returns some `COLUMNS` of the logits of each token, evenly spread: a vocabulary is large, and a text is long."""
+    return np.stack([one[:, :: max(1, one.shape[1] // COLUMNS)].copy() for one in logits])
+
+
+def _distance(truth: np.ndarray, found: np.ndarray) -> float:
     """Returns the largest length of a row's difference, in lengths of the row about its mean; infinite for no number."""
-    most = 0.0
-    for right, one in zip(truth, found, strict=True):
-        size = np.linalg.norm(right - right.mean(1, keepdims=True), axis=1)
-        far = float((np.linalg.norm(one - right, axis=1) / np.maximum(size, 1e-30)).max())
-        most = max(most, far if math.isfinite(far) else math.inf)
-    return most
+    size = np.linalg.norm(truth - truth.mean(-1, keepdims=True), axis=-1)
+    far = float((np.linalg.norm(found - truth, axis=-1) / np.maximum(size, 1e-30)).max())
+    return far if math.isfinite(far) else math.inf
+
+
+def _shapes(
+    model: Any, rows: Rows, steps: int, minibatch: int | None, form: Form
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Returns what a step takes, inputs and buffers: shapes and types alone, so that none of it is there twice."""
+    made = Forward(model, rows, steps, minibatch, form)
+    made.begin()
+    inputs, buffers = ([torch.empty_like(one, device="meta") for one in all_] for all_ in (made.inputs(0, 0), made.buffers(0)))
+    return inputs, buffers
 
 
 def _exact(model: Any) -> bool:

@@ -13,6 +13,7 @@ import torch._inductor
 from torch import nn
 from torch._inductor import cpp_builder
 from torch._inductor.exc import InvalidCxxCompiler
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -39,12 +40,13 @@ class StepGraph:
         """Makes the graph; nothing of the model is changed, and others may use it meanwhile.
 
         Args:
-            inputs, buffers: of the shapes and types to come; as `run`. names: of what the model's forward takes.
+            inputs, buffers: shapes and types to come, on the device ``meta``; as `run`. names: of what the forward takes.
 
         Raises:
             ConfigError: code COMPILE, there is no compiler, or no graph of this model.
         """
-        _require_compiler(inputs[0].device)
+        device = next(model.parameters()).device
+        _require_compiler(device)
         tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         places = {number: place for place, number in enumerate(dict.fromkeys(id(tensor) for _, tensor in tensors))}
         self._state = list({id(tensor): tensor.detach() for _, tensor in tensors}.values())
@@ -58,11 +60,15 @@ class StepGraph:
             swapped = {f"model.{name}": state[places[id(tensor)]] for name, tensor in tensors}
             return [functional_call(holder, swapped, (), given, tie_weights=False)]
 
-        values = [*self._state, *(torch.empty_like(one) for one in (*inputs, *buffers))]
         try:
             # A copy that shares all tensors: for the trace they are exchanged, and texts may be under way with the model.
             holder = _Holder(copy.deepcopy(model, {id(tensor): tensor for _, tensor in tensors}))
-            with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
+            fake = FakeTensorMode()
+            with fake:
+                values = [fake.from_tensor(one) for one in self._state]
+                for one in (*inputs, *buffers):
+                    values.append(torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=device))
+            with torch.no_grad(), torch.autocast(device.type, enabled=False):
                 graph = make_fx(step, tracing_mode="fake")(values)
                 self._run = torch._inductor.compile(graph, [values], options=_OPTIONS)
         except Exception as error:
