@@ -31,7 +31,7 @@ COLUMNS: Final = 128
 
 @dataclass(frozen=True)
 class Form:
-    """Says how tokens behind the prompts go through a model. The first of all, as it is by default, is right for every model.
+    """Says how tokens behind the prompts go through a model. The plain form, without any of these, is right for every model.
 
     Attributes:
         wide: with masks of four dimensions, which are made once and not anew at every token.
@@ -152,7 +152,6 @@ def form_of(model: Any, rows: Rows, steps: int, minibatch: int | None = None, *,
 
     if why is not None:
         raise ConfigError("COMPILE", f"keys and values of this model go into no buffers of one length ({why}); {LEAVE}")
-
     found = replace(form, graph=StepGraph(model, *_shapes(model, rows, steps, minibatch, form), _takes(model)))
     far = _distance(*(_columns(_tokens(model, rows, steps, minibatch, one)) for one in (form, found)))
     if far > GRAPH_NEAR[not _exact(model)]:
