@@ -9,7 +9,8 @@ the ratio is that of each turn, by processor time of the thread and by the clock
 are *peaked* (scaled so that near 60 tokens may be drawn, as of a trained model) or *flat* (as initialised: hundreds may be).
 The test of the rows runs before, and is measured by itself. Ours has three arms: keys and values in buffers that are made once,
 which is what is served; the model's own cache, which grows by a token; and the compiled step. The compiler's time is that of
-the form with it, less that of the form without, from an empty cache; for the first kind of logits with loading the compiler.
+the form with it, less that of the form without. The first kind of logits loads the compiler and begins from an empty cache of
+kernels; the second has the same graph, and finds its kernels there, as a later program on the same machine does.
 
 A token without privacy is one row of the plain loop; what a token of ours costs in those is said beside B + 1. Memory is the
 growth of the resident set, at its peak, in a fresh process for each kind, from before the model is made, beside the bytes of
