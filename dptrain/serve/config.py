@@ -162,6 +162,7 @@ class FromReferences(Table):
         tau: temperature.
         top_k: tokens out of which one is drawn, 0 for the whole vocabulary.
         minibatch: rows that go through the model at a time; all without.
+        compile: whether each public shape is compiled before it is tested: faster texts, a later start, needs a C++ compiler.
         recheck_every: texts between two tests that rows are independent.
     """
 
@@ -180,6 +181,7 @@ class FromReferences(Table):
     tau: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     top_k: Annotated[int, Field(ge=0, le=1 << 20)] = 50
     minibatch: Annotated[int, Field(ge=1, le=65536)] | None = None
+    compile: bool = False
     recheck_every: Annotated[int, Field(ge=1, le=1 << 20)] = 256
 
     @property

@@ -70,6 +70,28 @@ def test_a_run_makes_a_text_of_every_batch_and_an_auditor_verifies_what_was_char
     assert (again["texts"], again["new"]) == (3, 0)
 
 
+def test_compile_makes_one_step_for_all_texts_before_the_first_is_paid_for(shell, typed, monkeypatch):
+    """Two labels, prompts of one public length. Inductor's own code is run by tests/inference/test_ink_compiled.py."""
+    import torch._inductor
+
+    made = []
+
+    def compiled(graph, values, options=None):
+        made.append((shell.directory / "run/begun.json").exists())
+        return graph
+
+    monkeypatch.setattr(torch._inductor, "compile", compiled)
+    write_labels(shell.directory / "labels.csv")
+    told = shell.json(*typed, "--labels", "labels.csv", "--out", "run", "--compile")
+    assert told["texts"] == 2 and made == [False]
+    shell.json(*typed, "--labels", "labels.csv", "--out", "run", "--compile")
+    assert len(made) == 1, "where no text is left to make, nothing is compiled"
+    monkeypatch.setattr(torch._inductor, "compile", lambda *given, **more: 1 // 0)
+    refused = shell.json(*typed, "--out", "other", "--compile", code=1)["error"]
+    assert refused["code"] == "COMPILE" and "leave the option compile out" in refused["sentence"]
+    assert shell.json(*typed, "--out", "other")["texts"] == 3
+
+
 def test_a_person_is_told_what_was_made_what_it_is_worth_and_how_it_is_verified(shell, typed):
     told = shell.run(*typed, "--out", "run").stdout
     assert "3 texts in run, 3 of them new" in told

@@ -25,7 +25,7 @@ from dptrain.inference.invisibleink import (  # noqa: E402
     generator,
     probabilities,
 )
-from dptrain.inference.invisibleink.forward import Forward  # noqa: E402
+from dptrain.inference.invisibleink.forward import Form, Forward  # noqa: E402
 from dptrain.inference.invisibleink.plan import mechanism  # noqa: E402
 from dptrain.inference.invisibleink.rows import Prompts  # noqa: E402
 from ledger.budget import Unit  # noqa: E402
@@ -229,7 +229,12 @@ def test_rows_are_tested_before_the_first_text_and_now_and_then_after(monkeypatc
     from dptrain.inference.invisibleink import generator
 
     asked: list[tuple] = []
-    monkeypatch.setattr(generator, "check_rows", lambda model, *shape, **named: asked.append((*shape, named["moves"])))
+
+    def noted(model: Any, *shape: int, moves: bool, **named: Any) -> Form:
+        asked.append((*shape, moves))
+        return Form()
+
+    monkeypatch.setattr(generator, "check_rows", noted)
     found = ink(recheck_every=3)
     length = Prompts(tokenizer(), TASK).length
     counts = []

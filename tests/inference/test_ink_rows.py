@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from dptrain.errors import ConfigError, NotPrivateUse  # noqa: E402
 from dptrain.inference.invisibleink import Task  # noqa: E402
-from dptrain.inference.invisibleink.forward import Forward, reads_wide_masks  # noqa: E402
+from dptrain.inference.invisibleink.forward import Form, Forward, reads_wide_masks  # noqa: E402
 from dptrain.inference.invisibleink.isolation import check_rows  # noqa: E402
 from dptrain.inference.invisibleink.rows import CHARACTERS, MULTIPLE, Prompts, Rows  # noqa: E402
 from tests.worlds.ink import REFERENCES, TASK, model, rotary, tokenizer  # noqa: E402
@@ -158,9 +158,9 @@ def test_masks_that_are_made_once_give_the_same_logits_and_a_model_that_reads_no
         del config.sliding_window
     for how in ("deaf", "narrow"):
         assert not reads_wide_masks(Coupled(how), rows)
-    wide = np.stack(list(tokens(model(kind, dtype), REFERENCES, wide=True)))
+    wide = np.stack(list(tokens(model(kind, dtype), REFERENCES, form=Form(wide=True))))
     near = 1e-5 if dtype == torch.float32 else 0.02
-    assert np.abs(wide - np.stack(list(tokens(model(kind, dtype), REFERENCES, wide=False)))).max() <= near * wide.std()
+    assert np.abs(wide - np.stack(list(tokens(model(kind, dtype), REFERENCES, form=Form())))).max() <= near * wide.std()
 
 
 def tokens(model: Any, references: Any, **how: Any) -> Iterator[np.ndarray]:

@@ -9,6 +9,8 @@ TASKS = "dptrain/inference/invisibleink/tasks.py"
 BATCHES = "dptrain/inference/invisibleink/partition.py"
 ROWS = "dptrain/inference/invisibleink/rows.py"
 FORWARD = "dptrain/inference/invisibleink/forward.py"
+BUFFERS = "dptrain/inference/invisibleink/decoding/buffers.py"
+GRAPH = "dptrain/inference/invisibleink/decoding/graph.py"
 ISOLATION = "dptrain/inference/invisibleink/isolation.py"
 GENERATOR = "dptrain/inference/invisibleink/generator.py"
 PAYING = "dptrain/inference/invisibleink/paying.py"
@@ -17,6 +19,7 @@ T_FORMULAS = "tests/inference/test_ink_formulas.py::"
 T_SAMPLER = "tests/inference/test_ink_sampler.py::"
 T_TASKS = "tests/inference/test_ink_tasks.py::"
 T_ROWS = "tests/inference/test_ink_rows.py::"
+T_COMPILED = "tests/inference/test_ink_compiled.py::"
 T_GENERATOR = "tests/inference/test_ink_generator.py::"
 
 _EXACT = T_FORMULAS + "test_a_step_passes_every_exact_check_and_the_checks_reach_their_bounds"
@@ -119,7 +122,7 @@ FROM_REFERENCES = (
            "* self._task.reference_tokens])[: self._task.reference_tokens]",
            "* self._task.reference_tokens])[-self._task.reference_tokens :]",
            T_ROWS + "test_a_long_reference_is_cut_on_its_own_side_and_instructions_stay_whole"),
-    Mutant("masks that a model does not read are not used", FORWARD, "found[1]).max() <= near", "found[1]).max() >= 0 * near",
+    Mutant("masks that a model does not read are not used", FORWARD, "found[1]).max() <= NEAR", "found[1]).max() >= 0 * NEAR",
            T_ROWS + "test_masks_that_are_made_once_give_the_same_logits_and_a_model_that_reads_none_is_told"),
     Mutant("a tokenizer sees a public number of characters", ROWS, "reference[: CHARACTERS * self._task.reference_tokens]",
            "reference", T_ROWS + "test_the_tokenizer_sees_a_public_number_of_characters_of_a_reference"),
@@ -132,6 +135,36 @@ FROM_REFERENCES = (
            T_ROWS + "test_no_row_is_dropped_or_exchanged_whatever_the_size_of_minibatches"),
     Mutant("positions count what is no padding", FORWARD, "(mask.cumsum(1) - 1).clamp(min=0)", "mask.cumsum(1) * 0",
            T_ROWS + "test_a_cache_gives_what_the_whole_text_at_once_gives"),
+    Mutant("every text has buffers of its own", BUFFERS, "layers[number] = Kept(layers[number], room)",
+           'layers[number] = globals().setdefault(f"{number} of {room}", Kept(layers[number], room))',
+           T_COMPILED + "test_no_text_sees_keys_and_values_of_another_in_turn_or_at_once"),
+    Mutant("buffers are new", BUFFERS, "    long = short.new_zeros((*short.shape[:2], room, short.shape[3]))\n",
+           "    long = short.new_zeros((*short.shape[:2], room, short.shape[3]))\n"
+           '    long = globals().setdefault(f"{name} {short.shape}", long)\n',
+           T_COMPILED + "test_no_text_sees_keys_and_values_of_another_in_turn_or_at_once"),
+    Mutant("places ahead are closed", FORWARD, "    closed[..., length:] = torch", "    closed[..., mask.shape[-1] :] = torch",
+           T_COMPILED + "test_a_compiled_step_gives_the_logits_of_the_plain_form_whatever_the_size_of_minibatches"),
+    Mutant("rows are tested in the form that serves", ISOLATION, "Forward(model, rows, room, minibatch, served)",
+           "Forward(model, rows, room, minibatch)",
+           T_COMPILED + "test_a_compiler_that_couples_rows_is_refused_though_the_model_keeps_them_apart"),
+    Mutant("and in the graph that serves", GENERATOR, "form=self._forms.get(length),", "form=None,",
+           T_COMPILED + "test_one_graph_is_made_for_a_public_shape_and_no_text_or_test_makes_another"),
+    Mutant("a text runs in the form that was tested", GENERATOR, "max(2, ink.plan.tokens), ink.minibatch, form)",
+           "max(2, ink.plan.tokens), ink.minibatch)",
+           T_COMPILED + "test_one_graph_is_made_for_a_public_shape_and_no_text_or_test_makes_another"),
+    Mutant("a step that computes something else is refused", FORWARD, "    if far > GRAPH_NEAR[not _exact(model)]:",
+           "    if False:",
+           T_COMPILED + "test_a_step_that_gives_other_logits_is_refused_early_and_late"),
+    Mutant("and over a whole text", FORWARD, "_columns(_tokens(model, rows, steps, minibatch, one)) for",
+           "_columns(_tokens(model, rows, min(3, steps), minibatch, one)) for",
+           T_COMPILED + "test_a_step_that_gives_other_logits_is_refused_early_and_late"),
+    Mutant("what has no compiled form is refused, and served in no other", FORWARD,
+           "    if not compile:\n        return form\n",
+           "    if not compile or why is not None:\n        return form\n",
+           T_COMPILED + "test_what_has_no_compiled_form_is_refused_by_name_and_generates_nothing"),
+    Mutant("a model keeps its tensors while its step is traced", GRAPH,
+           "copy.deepcopy(model, {id(tensor): tensor for _, tensor in tensors})", "model",
+           T_COMPILED + "test_a_model_is_used_by_others_while_its_step_is_traced"),
     Mutant("every row is changed in the test of rows", ISOLATION, "for place in range(1, batch + 1):\n        for kept",
            "for place in range(1, 1):\n        for kept", T_ROWS + "test_a_model_that_couples_rows_is_refused"),
     Mutant("rows are tested over a whole text", ISOLATION, "tokens if place in whole and kept == length - 1 else SHALLOW",

@@ -11,6 +11,7 @@ from unittest import mock
 
 from dptrain.errors import NotPrivateUse
 from dptrain.inference.invisibleink import generator
+from dptrain.inference.invisibleink.forward import Form
 from dptrain.serve.scheduler import Scheduler
 from tests.serve.test_serve_withdrawal import ADAPTER, withdraw, without
 from tests.worlds.listening import held, listening, told_by_events, until
@@ -119,7 +120,7 @@ def test_rows_are_tested_again_now_and_then(tmp_path: Path) -> None:
 def test_a_test_that_fails_later_closes_the_generation_spends_nothing_and_ends_what_runs(tmp_path: Path) -> None:
     with telling(tmp_path, generation={"recheck_every": 1}) as world:
         assert tell(world).status_code == 200
-        with mock.patch.object(generator, "check_rows", return_value=False), halfway(world) as (_, _, seen, ended):
+        with mock.patch.object(generator, "check_rows", return_value=Form()), halfway(world) as (_, _, seen, ended):
             with mock.patch.object(generator, "check_rows", side_effect=NotPrivateUse("ROWS_COUPLED", "a row moved")):
                 answer = tell(world, "bob")
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "ROWS_COUPLED")
@@ -129,6 +130,27 @@ def test_a_test_that_fails_later_closes_the_generation_spends_nothing_and_ends_w
         assert tell(world).status_code == 503 and len(world.calls) == calls  # though the rows would pass now
         assert world.http.get("/readyz").status_code == 503
         until(lambda: sorted(spent(world)) == [0, 0, 3, TOKENS] or sorted(spent(world)) == [0, 0, 2, TOKENS])
+
+
+def test_a_generation_compiles_one_step_before_it_opens_or_stays_closed(tmp_path: Path) -> None:
+    made: list[Any] = []
+
+    def compiled(graph: Any, values: Any, options: Any = None) -> Any:
+        made.append(graph)
+        return graph
+
+    with mock.patch("torch._inductor.compile", compiled), telling(tmp_path, generation={"compile": True}) as world:
+        assert len(made) == 1
+        calls = len(world.calls)
+        assert tell(world).status_code == 200 and len(made) == 1
+        assert len(world.calls) == calls + 1, "all but the prompts is compiled"
+    (tmp_path / "other").mkdir()
+    with (
+        mock.patch("torch._inductor.compile", side_effect=RuntimeError("no")),
+        telling(tmp_path / "other", wait=False, generation={"compile": True}) as world,
+    ):
+        until(lambda: offered(world).closed is not None)
+        assert tell(world).json()["error"]["code"] == "COMPILE" and not any(spent(world))
 
 
 # --- what was withdrawn -------------------------------------------------------------------------------------------------

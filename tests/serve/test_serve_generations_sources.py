@@ -82,7 +82,7 @@ def test_what_has_no_default_is_missed_by_its_name(key: str) -> None:
 WRONG: list[tuple[str, Any]] = [
     ("batch", 0), ("batch", 1.5), ("tokens", 0), ("delta", 0), ("delta", 1.0), ("epsilon", 0), ("epsilon", "3"), ("tau", 0),
     ("top_k", -1), ("labels", {"kind": []}), ("labels", {"kind": "boat"}), ("labels", ["boat"]), ("recheck_every", 0),
-    ("minibatch", 0), ("labels", {"kind": ["boat", "boat"]}), ("clip", 0.5), ("epsilon", None), ("batch", None),
+    ("minibatch", 0), ("compile", 1), ("labels", {"kind": ["boat", "boat"]}), ("clip", 0.5), ("epsilon", None), ("batch", None),
     ("tokens", None), ("references", None), ("attested", ATTESTED["attested"]), ("tau", float("inf")), ("clip", float("nan")),
     ("batch", 1901),
 ]  # fmt: skip

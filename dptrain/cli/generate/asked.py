@@ -73,6 +73,7 @@ class Asked:
     budget: Path | None
     budget_key: Path | None
     minibatch: int | None
+    compile: bool
     dtype: str
     device: str | None
     plan: bool

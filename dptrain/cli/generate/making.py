@@ -43,7 +43,7 @@ def made(asked: Asked) -> Result:
         model, tokenizer, named = models.load(asked.model, dtype=asked.dtype, device=asked.device)
     from dptrain.inference.invisibleink import InvisibleInk
 
-    ink = InvisibleInk(model, tokenizer, task, plan, minibatch=asked.minibatch)
+    ink = InvisibleInk(model, tokenizer, task, plan, minibatch=asked.minibatch, compile=asked.compile)
     spent = asked.spent(purse.cites())
     previous = () if spent is None else spent.previous
     with purse.open(plan, references, salt, epsilon=asked.epsilon, previous=previous) as log:
@@ -56,6 +56,8 @@ def made(asked: Asked) -> Result:
             budget={"name": str(purse.log), "log_key": log.header.log_vkey},
         )  # fmt: skip
         with Run(folder, setting, Pool(references, plan, log, salt), purse, enter) as run, _signals() as signals:
+            if asked.compile:
+                _compile(ink, run, asked)
             found = _texts(run, ink, asked, signals)
             export = run.finish()
         cap = log.header.cap(CONTRIBUTION) or 0
@@ -84,6 +86,20 @@ def made(asked: Asked) -> Result:
     }
     short = found.exhausted and (asked.texts is not None or asked.one or not found.texts)
     return Told(data, made_text(data), signals.code if found.stopped else int(short))
+
+
+def _compile(ink: Any, run: Run, asked: Asked) -> None:
+    """Compiles and tests the step for each public length of the texts to come, which would else happen within the first."""
+    from dptrain.inference.invisibleink.rows import Prompts
+
+    lengths: dict[int, dict[str, str]] = {}
+    for label in run.pool.sizes if asked.texts is None or run.texts_of(asked.label) < asked.texts else ():
+        if asked.label in (None, label) and run.pool.left(label):
+            words = asked.prompts.words(label, asked.words)
+            lengths[Prompts(ink.tokenizer, asked.prompts, words).length] = words
+    for number, words in enumerate(lengths.values(), 1):
+        with counting(f"compiling step {number} of {len(lengths)}, which may take minutes, and testing its rows"):
+            ink.check(words)
 
 
 def _nothing() -> int:

@@ -5,7 +5,10 @@ public row, so that none is dropped and none is smaller.
 """
 
 import inspect
-from typing import Any
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -13,20 +16,47 @@ import torch
 from dptrain.errors import ConfigError
 from dptrain.inference.invisibleink.rows import Rows
 
+if TYPE_CHECKING:
+    from dptrain.inference.invisibleink.decoding.graph import StepGraph
+
+NEAR: Final = 1e-4, 2e-2
+"""Accepted distance between two forms' logits, in their deviations, largest of all; of float32, and of shorter types."""
+
+GRAPH_NEAR: Final = 1e-3, 1e-1
+"""Likewise of the compiled step, by the length of each row's difference, which does not grow with the vocabulary."""
+
+COLUMNS: Final = 128
+"""Logits of a row that are compared over a whole text, at least, where there are as many."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """Says how tokens behind the prompts go through a model. The plain form, without any of these, is right for every model.
+
+    Attributes:
+        wide: with masks of four dimensions, which are made once and not anew at every token.
+        kept: with keys and values in buffers of the public length L + T, which are made once and not anew at every token.
+        graph: the compiled step, over those buffers; None for a call of the model.
+    """
+
+    wide: bool = False
+    kept: bool = False
+    graph: "StepGraph | None" = None
+
 
 class Forward:
     """Gives the logits of all rows, a token at a time; of one text.
 
-    Guarantee: the logits of every row are returned, in the order of the rows, whatever the size of minibatches.
+    Guarantee: the logits of every row are returned, in the order of the rows, whatever the size of minibatches. All rows of a
+    text go through the model in one form, and no other text reads or writes its keys and values.
 
     Args:
         model: causal language model of transformers, in evaluation. steps: most tokens behind the prompts.
         minibatch: rows of one call of the model; None for all.
-        wide: whether tokens go with masks of four dimensions, which are made once and not anew at every token
-            (`reads_wide_masks`).
+        form: how tokens behind the prompts go through; `form_of` finds the fastest that a model takes.
     """
 
-    def __init__(self, model: Any, rows: Rows, steps: int, minibatch: int | None = None, *, wide: bool = False) -> None:
+    def __init__(self, model: Any, rows: Rows, steps: int, minibatch: int | None = None, form: Form = Form()) -> None:
         count, length = rows.ids.shape
         self._model, self._count, self._size = model, count, minibatch or count
         device = model.device
@@ -36,8 +66,10 @@ class Forward:
         behind = torch.ones((self._size, steps), dtype=torch.long)
         self._masks = [torch.cat([rows.mask[chunk], behind], 1).to(device) for chunk in chunks]
         self._caches: list[Any] = [None] * len(chunks)
-        self._behind = [_wide(model, mask) for mask in self._masks] if wide else self._masks
-        self._length, self._steps = length, steps
+        self._behind = [_wide(model, mask) for mask in self._masks] if form.wide else self._masks
+        if form.graph is not None:
+            self._behind = [_closed(mask, length) for mask in self._behind]
+        self._length, self._room, self._form = length, length + steps, form
         self._takes = _takes(model)
         ends = [mask[:, :length].sum(1, keepdim=True) for mask in self._masks]
         self._next = ends  # position of the next token in each row
@@ -49,6 +81,10 @@ class Forward:
         for number, ids in enumerate(self._ids):
             mask = self._masks[number][:, : self._length]
             found.append(self._call(number, ids, mask, (mask.cumsum(1) - 1).clamp(min=0)))
+            if self._form.kept:
+                from dptrain.inference.invisibleink.decoding.buffers import keep
+
+                keep(self._caches[number], self._length, self._room)
         return self._joined(found)
 
     @torch.inference_mode()
@@ -57,11 +93,24 @@ class Forward:
         found = []
         self._length += 1
         for number in range(len(self._ids)):
-            ids = torch.full((self._size, 1), token, device=self._ids[number].device)
-            mask = self._behind[number][..., : self._length]
-            found.append(self._call(number, ids, mask, self._next[number]))
+            if self._form.graph is not None:
+                found.append(self._form.graph.run(self.inputs(number, token), self.buffers(number)))
+            else:
+                ids = torch.full((self._size, 1), token, device=self._ids[number].device)
+                found.append(self._call(number, ids, self._behind[number][..., : self._length], self._next[number]))
             self._next[number] = self._next[number] + 1
         return self._joined(found)
+
+    def inputs(self, number: int, token: int) -> tuple[torch.Tensor, ...]:
+        """Returns what a graph takes for a token of a minibatch: ids, mask, positions and place; all of public shape."""
+        device, place = self._ids[number].device, self._length - 1
+        self._behind[number][..., place] = 0.0 if self._form.wide else 1
+        ids = torch.full((self._size, 1), token, device=device)
+        return ids, self._behind[number], self._next[number], torch.tensor([place], device=device)
+
+    def buffers(self, number: int) -> list[torch.Tensor]:
+        """Returns the buffers of a minibatch: keys and values of each layer in turn."""
+        return [one for layer in self._caches[number].layers for one in layer.whole]
 
     def _call(self, number: int, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         more: dict[str, Any] = {}
@@ -82,6 +131,35 @@ class Forward:
         return whole[: self._count].float().cpu().numpy()  # float32 holds bfloat16 and float16 exactly
 
 
+def form_of(model: Any, rows: Rows, steps: int, minibatch: int | None = None, *, compile: bool = False) -> Form:
+    """Returns the fastest form that a model takes; the compiled one where that is asked for, and no other then.
+
+    Guarantee: a form gives the logits of the plain one, up to rounding: over three tokens, the compiled one over a whole text.
+
+    Args:
+        rows: with padding, in which there is nobody's text. steps: most tokens behind the prompts. minibatch: as `Forward`.
+
+    Raises:
+        ConfigError: code COMPILE, the model has no compiled form here; says what was found.
+    """
+    form = Form(wide=reads_wide_masks(model, rows, minibatch))
+    why = _why_not(model, rows, minibatch, replace(form, kept=True))
+    if why is None:
+        form = replace(form, kept=True)
+    if not compile:
+        return form
+    from dptrain.inference.invisibleink.decoding.graph import LEAVE, StepGraph
+
+    if why is not None:
+        raise ConfigError("COMPILE", f"keys and values of this model go into no buffers of one length ({why}); {LEAVE}")
+    found = replace(form, graph=StepGraph(model, *_shapes(model, rows, steps, minibatch, form), _takes(model)))
+    far = _distance(*(_columns(_tokens(model, rows, steps, minibatch, one)) for one in (form, found)))
+    if far > GRAPH_NEAR[not _exact(model)]:
+        sentence = f"the compiled step gives other logits than the model, by {far:.2g} of their length"
+        raise ConfigError("COMPILE", f"{sentence}; {LEAVE}")
+    return found
+
+
 def reads_wide_masks(model: Any, rows: Rows, minibatch: int | None = None) -> bool:
     """Tells whether a model gives the same logits, up to rounding, with masks of four dimensions.
 
@@ -94,17 +172,55 @@ def reads_wide_masks(model: Any, rows: Rows, minibatch: int | None = None) -> bo
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     if getattr(config, "sliding_window", None) is not None or layers != {"full_attention"}:
         return False
+    return _why_not(model, rows, minibatch, Form(wide=True)) is None
+
+
+def _why_not(model: Any, rows: Rows, minibatch: int | None, form: Form) -> str | None:
+    """Says why a form is not that of a model, by three tokens; None where it gives the logits of the plain form."""
     found = []
     try:
-        for wide in (False, True):
-            forward = Forward(model, rows, 3, minibatch, wide=wide)
-            forward.begin()
-            found.append(np.stack([forward.step(token) for token in (1, 2, 3)]))
-    except (ValueError, TypeError, RuntimeError, IndexError, AttributeError):  # a model that takes no such mask
-        return False
-    near = 1e-4 if next(model.parameters()).dtype == torch.float32 else 2e-2
-    finite = all(np.isfinite(one).all() for one in found)
-    return finite and bool(np.abs(found[0] - found[1]).max() <= near * np.std(found[0]))
+        for one in (Form(), form):
+            found.append(np.stack(list(_tokens(model, rows, 3, minibatch, one))))
+    except (ValueError, TypeError, RuntimeError, IndexError, AttributeError, ImportError) as error:
+        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.200}"
+    if not all(np.isfinite(one).all() for one in found):
+        return "logits that are not finite"
+    near = np.abs(found[0] - found[1]).max() <= NEAR[not _exact(model)] * np.std(found[0])
+    return None if near else "other logits"
+
+
+def _tokens(model: Any, rows: Rows, steps: int, minibatch: int | None, form: Form) -> Iterator[np.ndarray]:
+    """Yields the logits behind each of some tokens that stand for a text."""
+    forward = Forward(model, rows, steps, minibatch, form)
+    forward.begin()
+    for token in range(1, steps + 1):
+        yield forward.step(token % 3 + 1)
+
+
+def _columns(logits: Iterable[np.ndarray]) -> np.ndarray:
+    """Returns some `COLUMNS` of the logits of each token, evenly spread: a vocabulary is large, and a text is long."""
+    return np.stack([one[:, :: max(1, one.shape[1] // COLUMNS)].copy() for one in logits])
+
+
+def _distance(truth: np.ndarray, found: np.ndarray) -> float:
+    """Returns the largest length of a row's difference, in lengths of the row about its mean; infinite for no number."""
+    size = np.linalg.norm(truth - truth.mean(-1, keepdims=True), axis=-1)
+    far = float((np.linalg.norm(found - truth, axis=-1) / np.maximum(size, 1e-30)).max())
+    return far if math.isfinite(far) else math.inf
+
+
+def _shapes(
+    model: Any, rows: Rows, steps: int, minibatch: int | None, form: Form
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Returns what a step takes, inputs and buffers: shapes and types alone, so that none of it is there twice."""
+    made = Forward(model, rows, steps, minibatch, form)
+    made.begin()
+    inputs, buffers = ([torch.empty_like(one, device="meta") for one in all_] for all_ in (made.inputs(0, 0), made.buffers(0)))
+    return inputs, buffers
+
+
+def _exact(model: Any) -> bool:
+    return next(model.parameters()).dtype in (torch.float32, torch.float64)
 
 
 def _wide(model: Any, mask: torch.Tensor) -> torch.Tensor:
@@ -112,6 +228,13 @@ def _wide(model: Any, mask: torch.Tensor) -> torch.Tensor:
     kind = next(model.parameters()).dtype
     least = torch.full_like(mask, torch.finfo(kind).min, dtype=kind)
     return least.masked_fill(mask.bool(), 0.0)[:, None, None, :]
+
+
+def _closed(mask: torch.Tensor, length: int) -> torch.Tensor:
+    """Returns a mask, of either kind, whose places behind the prompts are closed until they are written."""
+    closed = mask.clone()
+    closed[..., length:] = torch.finfo(mask.dtype).min if mask.dim() == 4 else 0
+    return closed
 
 
 def _takes(model: Any) -> frozenset[str]:

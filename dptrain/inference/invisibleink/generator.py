@@ -10,7 +10,7 @@ import numpy as np
 
 from dptrain.errors import ConfigError, NotPaid
 from dptrain.inference.invisibleink.formulas import weights
-from dptrain.inference.invisibleink.forward import Forward
+from dptrain.inference.invisibleink.forward import Form, Forward
 from dptrain.inference.invisibleink.isolation import check_rows
 from dptrain.inference.invisibleink.plan import Plan
 from dptrain.inference.invisibleink.rows import Prompts, Rows
@@ -66,6 +66,9 @@ class InvisibleInk:
         model: causal language model of transformers. tokenizer: its own; with a chat template that is used.
         task: the prompts. plan: the numbers.
         minibatch: rows that go through the model at a time, None for all B + 1: less memory, more time.
+        compile: whether tokens behind the prompts run by one compiled step for each public shape. It takes some seconds, or
+            minutes for a large model, before the first text of a shape. Logits are those of the plain form up to rounding, all
+            rows of a text have one form, and what a text is worth does not depend on it.
         recheck_every: texts between two tests of the rows.
         seed, unsafe_reproducible: as `TokenSampler`; for tests alone.
 
@@ -82,6 +85,7 @@ class InvisibleInk:
         plan: Plan,
         *,
         minibatch: int | None = None,
+        compile: bool = False,
         recheck_every: int = 256,
         seed: int | None = None,
         unsafe_reproducible: bool = False,
@@ -94,10 +98,10 @@ class InvisibleInk:
             _require_public_shapes(model.config.get_text_config())
         _require_own_positions(model, alone=minibatch == 1)
         self.model, self.tokenizer, self.task, self.plan = model.eval(), tokenizer, task, plan
-        self.minibatch, self.recheck_every = minibatch, recheck_every
+        self.minibatch, self.compile, self.recheck_every = minibatch, compile, recheck_every
         self._sampler = TokenSampler(seed=seed, unsafe_reproducible=unsafe_reproducible)
         self._since: dict[int, int] = {}  # texts since the rows of a length were tested
-        self._wide: dict[int, bool] = {}
+        self._forms: dict[int, Form] = {}
         self._checking = threading.RLock()
         self.ends = _ends(model, tokenizer)
 
@@ -110,7 +114,7 @@ class InvisibleInk:
         """Tests the rows at the shapes of these labels now; a service calls it before it says that it is ready.
 
         Raises:
-            NotPrivateUse: as `check_rows`. ConfigError: code LABELS, ROOM or WINDOW.
+            NotPrivateUse: as `check_rows`. ConfigError: code LABELS, ROOM or WINDOW, or COMPILE as `form_of`.
         """
         self._check_length(self._prompts(labels).length)
 
@@ -123,7 +127,8 @@ class InvisibleInk:
             references: exactly B; None or empty where one is null. meter: pays. labels: public words of the task.
 
         Raises:
-            ConfigError: code BATCH, another number of references; LABELS, REFERENCE, ROOM or WINDOW. NotPaid: code RECEIPT.
+            ConfigError: code BATCH, another number of references; LABELS, REFERENCE, ROOM, WINDOW or COMPILE. NotPaid: code
+                RECEIPT.
             NotPrivateUse: as `check_rows`; nothing is spent then. What the meter raises passes through.
         """
         if isinstance(references, str) or len(references) != self.plan.batch:
@@ -169,9 +174,10 @@ class InvisibleInk:
         moves = plan.adjacency == "retrieval"
         with self._checking:
             self._since.pop(length, None)
-            self._wide[length] = check_rows(
-                self.model, plan.batch, length, plan.tokens, minibatch=self.minibatch, moves=moves
-            )
+            self._forms[length] = check_rows(
+                self.model, plan.batch, length, plan.tokens, minibatch=self.minibatch, moves=moves, compile=self.compile,
+                form=self._forms.get(length),
+            )  # fmt: skip
             self._since[length] = 0
 
 
@@ -189,8 +195,8 @@ class Stream:
 
     def __init__(self, ink: InvisibleInk, rows: Rows, opening: list[int], meter: Meter, receipt: Receipt) -> None:
         self._ink, self._meter, self.receipt = ink, meter, receipt
-        wide = ink._wide.get(rows.ids.shape[1], False)
-        self._forward: Forward | None = Forward(ink.model, rows, ink.plan.tokens, ink.minibatch, wide=wide)
+        form = ink._forms[rows.ids.shape[1]]  # the one that was tested
+        self._forward: Forward | None = Forward(ink.model, rows, max(2, ink.plan.tokens), ink.minibatch, form)
         self._null = np.array(rows.null, dtype=np.intp)
         self._opening, self._text = opening, _Text(ink.tokenizer, opening)
         self.tokens: list[int] = []

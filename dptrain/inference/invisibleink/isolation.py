@@ -13,41 +13,56 @@ import numpy as np
 import torch
 
 from dptrain.errors import NotPrivateUse
-from dptrain.inference.invisibleink.forward import Forward, reads_wide_masks
+from dptrain.inference.invisibleink.forward import Form, Forward, form_of
 from dptrain.inference.invisibleink.rows import Rows
 
 SHALLOW: Final = 2
 """Tokens behind the prompts that are compared for each row; for the outer rows of each call it is all of a text."""
 
 
-def check_rows(model: Any, batch: int, length: int, tokens: int, *, minibatch: int | None = None, moves: bool = False) -> bool:
+def check_rows(
+    model: Any,
+    batch: int,
+    length: int,
+    tokens: int,
+    *,
+    minibatch: int | None = None,
+    moves: bool = False,
+    compile: bool = False,
+    form: Form | None = None,
+) -> Form:
     """Changes the content and the length of each private row, and compares all other rows, bit by bit.
 
     Guarantee: returns only where, at these shapes and over all tokens of a text, no other row had another bit. The first
     and the last private row, and those of each minibatch of two or more, become the longest of all among rows of middle length,
     and the first one among rows of one token, over a whole text; all others over two tokens.
 
-    It looks at rows of its own making, at no reference. It takes the time of five texts and some 3 B + 4 prompts, and of two
-    texts more for each minibatch behind the first.
+    It is the form it returns that was tested, its graph too, and nothing else may serve. It looks at rows of its own making,
+    at no reference. It takes the time of five texts and some 3 B + 6 prompts, and of two texts more for each minibatch behind
+    the first; for a new compiled step, of two texts more and of the compiler.
 
     Args:
         model: in evaluation. batch: B. length: of the prompts. tokens: T. minibatch: as `Forward`.
         moves: whether a row that stands in another place has to keep its bits too, as retrieval takes for granted.
+        compile: whether the form is compiled. form: what was tested before and serves; None to find one.
 
     Returns:
-        Whether masks of four dimensions were used, as tokens that follow then have to: `Forward`.
+        How tokens went through the model, as those of a text then have to: `Forward`.
 
     Raises:
+        ConfigError: code COMPILE, as `form_of`.
         NotPrivateUse: code ROWS_COUPLED, a row changed with another; UNSTEADY, one changed by itself; NOT_FINITE.
     """
     where = f"{next(model.parameters()).dtype} on {model.device}, {batch + 1} rows of {length} and {tokens} tokens"
     vocabulary = int(model.get_input_embeddings().num_embeddings)
     base = _rows(batch, length, vocabulary)
-    wide = reads_wide_masks(model, base, minibatch)
+    room = max(2, tokens)
+    served = form_of(model, base, room, minibatch, compile=compile) if form is None else form
+    where += ", compiled" * (served.graph is not None)
 
     def logits(rows: Rows, steps: int) -> Iterator[np.ndarray]:
         """Gives the logits behind the prompts, and behind each of ``steps - 1`` tokens, at least two in all."""
-        forward = Forward(model, rows, max(2, steps), minibatch, wide=wide)
+        forward = Forward(model, rows, room, minibatch, served)
         yield forward.begin()
         for number in range(max(1, steps - 1)):
             yield forward.step((7919 * number + 11) % vocabulary)
@@ -93,7 +108,7 @@ def check_rows(model: Any, batch: int, length: int, tokens: int, *, minibatch: i
         moved = logits(Rows(base.ids[order], base.mask[order], ()), SHALLOW)
         for now, old in zip(moved, before, strict=True):
             _require_equal(now, old[order], "rows changed places", where)
-    return wide
+    return served
 
 
 def _outer(batch: int, minibatch: int | None) -> set[int]:
@@ -110,7 +125,7 @@ def _require_equal(now: np.ndarray, before: np.ndarray, what: str, where: str) -
 
 
 def _coupled(what: str, where: str) -> NotPrivateUse:
-    way = "use other kernels (attn_implementation='eager'), another type, or minibatch=1"
+    way = "use other kernels (attn_implementation='eager'), another type, minibatch=1, or no compiled step"
     return NotPrivateUse("ROWS_COUPLED", f"{what} ({where}): a reference would move what is taken for public; {way}")
 
 

@@ -188,6 +188,8 @@ class Offered:
             if self._ink is not None and self._ink.model is served.model:
                 return
             torch.set_num_threads(1)  # as the threads that draw
+            if self.table.compile:
+                LOG.info("generation %s compiles a step for each length of its rows, which takes a while", self.name)
             try:
                 ink = InvisibleInk(
                     served.model,
@@ -195,6 +197,7 @@ class Offered:
                     self.task,
                     self.plan,
                     minibatch=self.table.minibatch,
+                    compile=self.table.compile,
                     recheck_every=self.table.recheck_every,
                 )
                 ink.ends = served.stops
