@@ -356,8 +356,8 @@ def test_every_lie_about_a_run_that_counts_is_found(lie: str, where: Any, folder
     assert codes[lie] in {code for code, _ in audited(export, run)[2]}
 
 
-def spec_of(spent: SpentRegistry) -> Any:
-    return spec(over_runs=over(spent))
+def spec_of(spent: SpentRegistry, log_id: bytes = bytes(16)) -> Any:
+    return spec(over_runs=over(spent), log_id=log_id)
 
 
 def earlier_root(export: Path, size: int) -> bytes:
@@ -439,3 +439,46 @@ def test_another_budget_that_is_counted_adds_all_that_its_rules_allow(where: Any
             assert admitted(log, limited(7, micro), spent=spent) == codes, "nobody has paid there, and may"
             assert admitted(log, limited(6, HIGH), spent=spent) == ["WITHDRAWN"]
     assert SPENT not in {one.reason for one in spent.previous}
+
+
+def another(place: Path, *who: Attestation, spent: SpentRegistry | None = None, now: int = NOW) -> tuple[Path, SpentRegistry]:
+    """The export of another budget that admitted these, and how it is counted."""
+    with BudgetLog.create(place, spec_of(spent or SpentRegistry(), bytes(15) + b"2"), RUN, now=now) as log:
+        assert admitted(log, *who, spent=spent) == [None] * len(who)
+        log.close_epoch(RUN, now=NOW)
+        export = export_budget(log, place.with_suffix(".export"))
+        return export, SpentRegistry((), [counted_as(log.state, log.root)])
+
+
+def beside(path: Path, *others: Path) -> Any:
+    found = verify_budget(path, [SIGNER.vkey, RUN.vkey], now=NOW + 60, minimum_size=1, others=others)
+    return found.verdict, found.qualifiers, [(one.code, one.where) for one in found.findings]
+
+
+def test_an_auditor_holds_a_budget_against_another_one_that_it_counts(where: Any) -> None:
+    export, spent = another(where(), WHO[0])
+    [cited] = spent.previous
+    good = exported(where(), *WHO, spent=spent)
+    assert beside(good)[1:] == (("CONSENT_TOLD", "EARLIER_TOLD", "LIMITS_ALONE", "RULES_TOLD"), [])
+    assert beside(good, export)[1:] == (("CONSENT_TOLD", "RULES_TOLD"), [])
+    lies = {"EARLIER_BEHIND": {"size": cited.size + 1}, "EARLIER_FORKED": {"root": bytes(32)}}
+    other = NoteSigner("another.example", OTHER_KEY)
+    lies["EARLIER_NAME"] = {"origin": other.name, "log_vkey": other.vkey}
+    for code, change in lies.items():
+        [texts] = spent._texts
+        bad = exported(where(), *WHO, spent=SpentRegistry((), [replace(texts, cited=replace(cited, **change))]))
+        assert [found for found, _ in beside(bad, export)[2]] == [code], code
+
+
+def test_a_budget_that_is_left_out_is_found_where_somebody_in_both_has_a_limit(where: Any) -> None:
+    before, _ = another(where(), WHO[0], now=NOW - 9)
+    assert beside(exported(where(), *WHO), before)[2] == [("EARLIER_LEFT_OUT", str(before))]
+    assert beside(exported(where(), *FOUR[:2]), another(where(), FOUR[0], now=NOW - 9)[0])[2] == []
+    later, _ = another(where(), WHO[0], now=NOW)
+    first = BudgetLog.create(where(), spec_of(SpentRegistry()), SIGNER, now=NOW - 9)
+    with first as log:
+        assert admitted(log, *WHO) == [None, None]
+        log.close_epoch(SIGNER, now=NOW)
+        export = export_budget(log, log.place.file.with_suffix(".export"))  # type: ignore[union-attr]
+    _, qualifiers, findings = beside(export, later)
+    assert findings == [] and "LIMITS_ALONE" in qualifiers

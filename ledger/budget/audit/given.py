@@ -1,19 +1,15 @@
 """Reads exports of budget logs as runs count them: audited first, then with all that their rules allow."""
 
-from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attest.descriptor import SignedDescriptor
 from ledger.audit.findings import Finding
-from ledger.audit.given import Leaves, read_leaves, require_audited
-from ledger.audit.texts import GivenTexts, ReadTexts, Signed
+from ledger.audit.given import read_leaves, require_audited
+from ledger.audit.texts import GivenTexts
+from ledger.budget.audit.read import read_texts
 from ledger.budget.audit.report import BudgetReport
 from ledger.budget.audit.verify import verify_budget
-from ledger.budget.counted import counted_as
-from ledger.budget.leaves import Header, Reference, Withdrawn, decode_leaf
-from ledger.budget.state import BudgetState
 from ledger.errors import LeafRefused, LedgerBehind, LedgerError, LedgerForked
 from ledger.leaves import Previous
 from ledger.replay.earlier_texts import EarlierTexts
@@ -34,7 +30,7 @@ def given_texts(path: str | Path, keys: Sequence[str], **asked: Any) -> GivenTex
     try:
         leaves, _ = read_leaves(Path(path))
         require_audited(Path(path), leaves, report)
-        return GivenTexts(Path(path), report, _read(leaves))
+        return GivenTexts(Path(path), report, read_texts(leaves))
     except LedgerError as error:
         findings = (Finding(error.code, str(path), error.sentence),)
         return GivenTexts(Path(path), BudgetReport(verdict="FAILED", findings=findings, now=report.now), None)
@@ -80,24 +76,3 @@ def require_counted(texts: EarlierTexts, counted: Sequence[Previous], root_at: A
             raise LedgerBehind("BEHIND", f"{cited.size} leaves of {cited.origin} were counted, {shown} has {texts.cited.size}")
         if root_at(cited.size) != cited.root:
             raise LedgerForked("FORKED", f"the first {cited.size} leaves of {shown} are not those that were counted")
-
-
-def _read(leaves: Leaves) -> ReadTexts:
-    """Replays leaves that were verified before."""
-    state: BudgetState | None = None
-    times, withdrawn, signed = array("q"), list[Withdrawn](), dict[bytes, Signed]()
-    for body in leaves:
-        leaf = decode_leaf(body)
-        times.append(leaf.time)
-        if isinstance(leaf, Header):
-            state = BudgetState(leaf)
-            continue
-        assert state is not None
-        state.apply(leaf, totals=False)
-        withdrawn += [leaf] if isinstance(leaf, Withdrawn) else []
-        if isinstance(leaf, Reference):
-            said = SignedDescriptor.from_cbor(leaf.descriptor)
-            limit = said.max_epsilon_micro or 0, said.max_delta_pico or 0
-            signed[leaf.account] = Signed(said.admissibility_class, said.bounds, limit, said.content)
-    assert state is not None
-    return ReadTexts(counted_as(state, leaves.root_at(leaves.size), withdrawn), leaves, times, signed)

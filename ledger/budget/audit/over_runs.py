@@ -1,6 +1,6 @@
 """Holds a budget of texts against the runs that it counts, and against others that an auditor has: limits over all runs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -11,6 +11,7 @@ from ledger.audit.earlier import INHERITED
 from ledger.audit.findings import AuditReport, Report, Verdict
 from ledger.audit.given import Given, Leaves, read_export
 from ledger.audit.histories import Followed, longest
+from ledger.audit.texts import ReadTexts
 from ledger.audit.verify import verify_export
 from ledger.budget.counted import Admitting, cited_as
 from ledger.budget.leaves import Reference, decode_leaf
@@ -19,7 +20,7 @@ from ledger.errors import ExportChanged, LeafRefused, ProofError
 from ledger.leaves import Previous
 from ledger.leaves.header import SPENT
 from ledger.replay.budgets import TOLERANCE_MICRO
-from ledger.replay.earlier_runs import Accounts, Earlier, SpentRegistry
+from ledger.replay.earlier_runs import Accounts, Earlier, SpentRegistry, left_out
 from ledger.replay.earlier_texts import EarlierTexts
 
 
@@ -42,7 +43,7 @@ def judge_over_runs(
     state: BudgetState,
     leaves: Leaves,
     exports: Sequence[Path],
-    budgets: Sequence[EarlierTexts],
+    budgets: Sequence[tuple[Path, ReadTexts]],
     keys: Sequence[str],
     owner_key: bytes | None,
     now: int,
@@ -50,15 +51,16 @@ def judge_over_runs(
 ) -> OverRuns:
     """Holds a log against exports of runs, those that it says it counts among them, and other budgets.
 
-    Guarantee: without a finding every run that the header cites and whose export was given passed its own audit, is no shorter
-    than cited, has the cited root there under the cited name and key, was closed there, and has no leaf dated after the log
-    began; nobody admitted to the log had withdrawn in one of them; no other run that was given and began before shares a
-    contribution with the log; a content stands in all of them under one descriptor; and with all that its rule allows nobody
-    exceeds a limit of epsilon over all runs, its own, or one of any policy for its class. A ledger that is cited and was not
-    given leaves the qualifier EARLIER_TOLD; limits that were held against nothing else LIMITS_ALONE.
+    Guarantee: without a finding every run or budget that the header cites and whose export was given passed its own audit, is
+    no shorter than cited, has the cited root there under the cited name and key, and no leaf dated after the log began; a run
+    was closed there, and whatever one of them counts is cited too; nobody admitted to the log had withdrawn in one of them; no
+    other run that was given and began before shares a contribution with the log that spent anything, and no other budget one
+    that has a limit; a content stands in all cited runs under one descriptor; and with all that its rule allows nobody exceeds
+    a limit of epsilon over all runs, its own, or one of any policy for its class. A ledger that is cited and was not given
+    leaves the qualifier EARLIER_TOLD; limits that were held against nothing else LIMITS_ALONE.
 
     Args:
-        leaves: of the log. exports: directories of exports of runs. budgets: other logs that were given.
+        leaves: of the log. exports: directories of exports of runs. budgets: other logs that were given and passed their audit.
     """
     return _Judge(state, leaves, list(keys), owner_key, now, fault).judged(exports, budgets)
 
@@ -75,20 +77,24 @@ class _Judge:
         self._found = OverRuns()
         self._limits: list[bool] = []  # of every run that may use up limits, whether all was held against them that it can say
 
-    def judged(self, exports: Sequence[Path], budgets: Sequence[EarlierTexts]) -> OverRuns:
+    def judged(self, exports: Sequence[Path], budgets: Sequence[tuple[Path, ReadTexts]]) -> OverRuns:
         try:
             shown = longest([read_export(path) for path in exports], self._fault)
             runs = self._counted(shown)
             self._look_at_others(shown)
             texts = self._texts(budgets)
+            for origin, left in left_out([*runs, *texts]):
+                sentence = f"{origin} counted {left.origin}, which this log does not cite: what was spent there counts nowhere"
+                self._fault("EARLIER_UNCITED", "seq 0", sentence)
             missing = len(self._cited) - len(runs) - len(texts)
             if missing:
                 self._found.qualifiers.add("EARLIER_TOLD")
                 self._found.notes.append(f"the log counts {missing} ledgers whose exports were not given")
             limited = self._judge_limits(runs, SpentRegistry(runs, texts))
+            self._look_at_budgets(budgets, limited)
             if limited and not (self._limits and all(self._limits)):
                 self._found.qualifiers.add("LIMITS_ALONE")
-                self._found.notes.append(f"{limited} contributions have a limit of epsilon over all runs")
+                self._found.notes.append(f"{len(limited)} contributions have a limit of epsilon over all runs")
         except (LeafRefused, ExportChanged, ProofError) as error:
             self._fault(error.code, "--earlier", error.sentence)
         return self._found
@@ -109,7 +115,9 @@ class _Judge:
         runs = []
         for cited in self._cited:
             given = next((one for one in shown if one.digest == cited.header_digest), None)
-            if given is None or (report := self._audit(given)) is None or not self._extends(given, cited):
+            if given is None or (report := self._audit(given)) is None:
+                continue
+            if not self._extends(given.leaves, cited, str(given.path)):
                 continue
             followed = Followed.of(given, cited.size)
             earlier = Earlier(cited, followed.run, followed.withdrawn)
@@ -123,25 +131,30 @@ class _Judge:
             self._found.notes.append(f"counted with {cited.origin}, verified over its {cited.size} cited leaves")
         return runs
 
-    def _extends(self, given: Given, cited: Previous) -> bool:
-        size, path = given.leaves.size, str(given.path)
+    def _extends(self, leaves: Leaves, cited: Previous, path: str) -> bool:
+        size = leaves.size
         if size < cited.size:
             self._fault("EARLIER_BEHIND", path, f"{cited.size} leaves of {cited.origin} are counted, {size} are here")
-        elif given.leaves.root_at(cited.size) != cited.root:
+        elif leaves.root_at(cited.size) != cited.root:
             self._fault("EARLIER_FORKED", path, f"the first {cited.size} leaves of {cited.origin} are not those cited")
         else:
             return True
         return False
 
     def _judge_cited(self, earlier: Earlier, path: str) -> None:
-        cited, run, began = earlier.cited, earlier.run, self._state.header.time
-        if (cited.origin, cited.log_vkey) != (run.header.origin, run.keys.at(cited.size)):
-            self._fault("EARLIER_NAME", path, f"it is {run.header.origin!r}, cited as {cited.origin!r}, or under another key")
-        if wrong := earlier.misdates(began):
-            self._fault("EARLIER_TIME", "seq 0", f"{wrong}: one of the two is dated falsely")
+        cited, run = earlier.cited, earlier.run
+        self._judge_citation(earlier, (run.header.origin, run.keys.at(cited.size)), path)
         if cited.reason == SPENT and not run.closed:
             sentence = f"{cited.origin} was counted at {cited.size} leaves, where it was not closed"
             self._fault("EARLIER_OPEN", path, f"{sentence}: whatever it charged after that counts nowhere")
+
+    def _judge_citation(self, earlier: Earlier | EarlierTexts, named: tuple[str, str], path: str) -> None:
+        """Holds a citation against name, key and times, and the log against withdrawals in its leaves."""
+        cited = earlier.cited
+        if (cited.origin, cited.log_vkey) != named:
+            self._fault("EARLIER_NAME", path, f"it is {named[0]!r}, cited as {cited.origin!r}, or under another key")
+        if wrong := earlier.misdates(self._state.header.time):
+            self._fault("EARLIER_TIME", "seq 0", f"{wrong}: one of the two is dated falsely")
         for leaf in earlier.withdrawn:
             found = self._state.admitted.get(leaf.descriptor_hash)
             if found is not None and leaf.reason not in PASSING:
@@ -191,17 +204,41 @@ class _Judge:
                 told = f"{origin} began after this log, shares {len(spent)} contributions with it and does not count it"
                 self._found.notes.append(f"{told}: audit it too")
 
-    def _texts(self, budgets: Sequence[EarlierTexts]) -> list[EarlierTexts]:
-        """Returns the other budgets that the header cites."""
-        known = {one.cited.header_digest: one for one in budgets}
-        return [known[cited.header_digest].at(cited) for cited in self._cited if cited.header_digest in known]
+    def _texts(self, budgets: Sequence[tuple[Path, ReadTexts]]) -> list[EarlierTexts]:
+        """Returns the other budgets that the header cites, each as it was there."""
+        found = []
+        for cited in self._cited:
+            for path, read in budgets:
+                own = read.texts.cited
+                if own.header_digest == cited.header_digest and self._extends(read.leaves, cited, str(path)):
+                    found.append(read.texts.at(cited, read.times[cited.size - 1]))
+                    self._judge_citation(found[-1], (own.origin, own.log_vkey), str(path))
+                    self._limits.append(True)
+        return found
 
-    def _judge_limits(self, runs: Sequence[Earlier], spent: SpentRegistry) -> int:
-        """Holds every contribution against every limit; returns how many have one."""
-        judge, limited = Admitting(self._state, spent), 0
+    def _look_at_budgets(self, budgets: Sequence[tuple[Path, ReadTexts]], limited: Set[bytes]) -> None:
+        """Looks at budgets that are not cited, by whom of those with a limit they admitted too."""
+        for path, read in budgets:
+            own = read.texts
+            if own.cited.header_digest in {one.header_digest for one in self._cited}:
+                continue
+            shared = limited & own.admitted
+            if self._digest in {one.header_digest for one in own.previous or ()}:
+                self._found.notes.append(f"{own.cited.origin} is a later log, which counts this one")
+            elif shared and own.began <= self._state.header.time:
+                sentence = f"{own.cited.origin} began before this log and is not cited: what {len(shared)} contributions with a"
+                self._fault("EARLIER_LEFT_OUT", str(path), f"{sentence} limit over all runs may spend there counts nowhere")
+            elif shared:
+                self._limits.append(False)
+                told = f"{own.cited.origin} began after this log, shares {len(shared)} contributions with a limit over all runs"
+                self._found.notes.append(f"{told} and does not count it: audit it too")
+
+    def _judge_limits(self, runs: Sequence[Earlier], spent: SpentRegistry) -> set[bytes]:
+        """Holds every contribution against every limit; returns those that have one."""
+        judge, limited = Admitting(self._state, spent), set[bytes]()
         for leaf in self._references():
-            limits, use = judge.used(leaf.account, SignedDescriptor.from_cbor(leaf.descriptor))
-            limited += limits
+            has, use = judge.used(leaf.account, SignedDescriptor.from_cbor(leaf.descriptor))
+            limited |= {leaf.account} if has else set()
             if use is not None and use.too_much(TOLERANCE_MICRO):
                 told = f"{leaf.account.hex()}: {use.limit} over all runs; with texts as planned {use.epsilon:.6f} of it is used"
                 self._fault("BUDGET", f"seq {leaf.seq}", told)

@@ -13,13 +13,12 @@ from ledger.audit.given import Export, Leaves, check_keys
 from ledger.budget.audit.charges import Charges
 from ledger.budget.audit.consents import Brought, Consents
 from ledger.budget.audit.over_runs import OverRuns, judge_over_runs
+from ledger.budget.audit.read import read_texts
 from ledger.budget.audit.report import BudgetReport, CapRow
-from ledger.budget.counted import counted_as
-from ledger.budget.leaves import Epoch, Header, Withdrawn, decode_leaf, is_budget
+from ledger.budget.leaves import Epoch, Header, decode_leaf, is_budget
 from ledger.budget.rho import NANO, epsilon_of_rho
 from ledger.budget.state import BudgetState
 from ledger.errors import BudgetExhausted, ExportChanged, LeafRefused, ProofError
-from ledger.replay.earlier_texts import EarlierTexts
 from ledger.trust import auditors_policy
 
 _ROUNDED: Final = 1e-9
@@ -122,11 +121,6 @@ class _Log:
     leaves: Leaves
     consents: Consents
     report: dict[str, Any]
-
-    def counted(self) -> EarlierTexts:
-        """Returns it as others count it."""
-        withdrawn = (leaf for body in self.leaves if isinstance(leaf := decode_leaf(body), Withdrawn))
-        return counted_as(self.state, self.leaves.root_at(self.state.size), withdrawn)
 
 
 def _verify(
@@ -246,9 +240,9 @@ def _over_runs(
 ) -> OverRuns:
     """Holds the first log against runs and the other logs."""
     first, *others = together
-    exports, counted = [Path(path) for path in runs], [one.counted() for one in others]
+    exports, budgets = [Path(path) for path in runs], [(one.path, read_texts(one.leaves)) for one in others]
     how = (brought.owner_key, now, lambda *said: findings.append(Finding(*said)))
-    return judge_over_runs(first.state, first.leaves, exports, counted, keys, *how)
+    return judge_over_runs(first.state, first.leaves, exports, budgets, keys, *how)
 
 
 def _unite(together: list[_Log], report: dict[str, Any], over: OverRuns, *, plain: bool) -> None:
