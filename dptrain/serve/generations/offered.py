@@ -19,11 +19,11 @@ import torch
 
 from attest.fixed_point import MICRO, PICO
 from dptrain.errors import ConfigError, DptrainError, NotPrivateUse, without_text
-from dptrain.inference.invisibleink.generator import InvisibleInk, Meter
+from dptrain.inference.invisibleink.generator import InvisibleInk
+from dptrain.inference.invisibleink.paying import PaidBefore
 from dptrain.inference.invisibleink.pool import Batch, Pool
 from dptrain.inference.invisibleink.references import References
 from dptrain.inference.invisibleink.rows import Prompts
-from dptrain.inference.release import Receipt
 from dptrain.serve.artifacts import Artifacts
 from dptrain.serve.config import FromReferences, ServeConfig
 from dptrain.serve.decoding import Served
@@ -60,22 +60,6 @@ class _Read:
 
     pool: Pool
     digests: Mapping[bytes, bytes]
-
-
-@dataclass(frozen=True)
-class _PaidBefore:
-    """Gives a text the receipt of what was paid before its references were made into prompts."""
-
-    meter: Meter
-    receipt: Receipt
-
-    def reserve(self, releases: int, *, mechanism: str, nano_rho: int) -> Receipt:
-        """Returns the receipt; the text holds its number of tokens against its own."""
-        return self.receipt
-
-    def settle(self, receipt: Receipt, computed: int) -> None:
-        """Ends the reservation, as the meter that made it."""
-        self.meter.settle(receipt, computed)
 
 
 class Offered:
@@ -258,7 +242,7 @@ class Offered:
         digests = {account: read.digests[account] for account in (self._log.account(one.unit) for one in batch)}
         return Drawing(text, self._lengths[_key(labels)], partial(self._require, digests))
 
-    def _pay(self, pool: Pool, label: str | None) -> tuple[Batch, _PaidBefore]:
+    def _pay(self, pool: Pool, label: str | None) -> tuple[Batch, PaidBefore]:
         """Returns the next batch that can pay, once it has. Raises as `draw`."""
         plan = self.plan
         for _ in range(_TRIES):
@@ -271,7 +255,7 @@ class Offered:
                 if error.code not in ("WITHDRAWN", "EXPIRED"):
                     raise
                 continue
-            return batch, _PaidBefore(meter, receipt)
+            return batch, PaidBefore(meter, receipt)
         sentence = "other servers are quicker to pay for the references that are left"
         raise Refused(503, "server_busy", "BUSY", f"{sentence}; ask again in a second", after=1)
 
