@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +16,9 @@ from dptrain.cli.output import counting
 from dptrain.cli.results import Result, Told
 from dptrain.errors import ConfigError
 from dptrain.inference.invisibleink.pool import Pool
-from dptrain.inference.invisibleink.run import Made, Run, Setting
-from dptrain.inference.invisibleink.run.purse import CONTRIBUTION
+from dptrain.inference.invisibleink.retrieval import Retrieval
+from dptrain.inference.invisibleink.run import Answers, Corpus, Made, Run, Setting
+from dptrain.inference.invisibleink.run.purse import payer
 from dptrain.inference.invisibleink.run.run import PUBLIC, prepared
 from dptrain.inference.invisibleink.run.setting import going_on
 from dptrain.programs import quiet_libraries
@@ -34,9 +35,12 @@ def made(asked: Asked) -> Result:
     plan, task = asked.numbers, asked.prompts
     folder = prepared(asked.out)
     purse = asked.purse(folder)
-    salt = purse.salt()
+    salt = bytes(32) if asked.retrieves else purse.salt()
     references = asked.rows(salt)
-    asked.batches(references, salt)  # what is wrong is told before a model is loaded
+    if asked.retrieves:
+        wrong_if(not asked.asking, "give --queries, or one --query")
+    else:
+        asked.batches(references, salt)  # what is wrong is told before a model is loaded
     models = load_training("dptrain.inference.invisibleink.run.models")
     quiet_libraries()
     with counting(f"loading {asked.model}"):
@@ -51,12 +55,17 @@ def made(asked: Asked) -> Result:
         references = going_on(folder, purse.admit(log, references))
         setting = Setting.of(
             task, plan, references, task_name=asked.task, model=named, words=asked.words,
-            budget={"name": str(purse.log), "log_key": log.header.log_vkey},
+            budget={"name": purse.log.shown, "log_key": log.header.log_vkey},
+            score=asked.score.digest if asked.retrieves else None,
         )  # fmt: skip
-        with Run(folder, setting, Pool(references, plan, log, salt), purse, enter) as run, _signals() as signals:
-            found = _texts(run, ink, asked, signals)
-            export = run.finish()
-        cap = log.header.cap(CONTRIBUTION) or 0
+        if asked.retrieves:
+            corpus = Corpus(Retrieval(references, asked.score), plan, log)
+            with Answers(folder, setting, corpus, purse) as run, _signals() as signals:
+                found, export = _answers(run, ink, asked, signals), run.finish()
+        else:
+            with Run(folder, setting, Pool(references, plan, log, salt), purse, enter) as run, _signals() as signals:
+                found, export = _texts(run, ink, asked, signals), run.finish()
+        cap = log.header.cap(payer(plan)) or 0
     rule = None if references.rule is None else references.rule.generation
     cap = cap if rule is None else min(cap, rule.max_rho_nano)
     data: dict[str, Any] = {
@@ -74,13 +83,15 @@ def made(asked: Asked) -> Result:
         "references": len(references),
         "gone": len(references.gone),
         "refused": dict(references.refused),
-        "budget": str(purse.log),
+        "budget": purse.log.shown,
         "cautions": asked.cautions(references),
         "export": None if export is None else str(export),
         "key": str(folder / PUBLIC),
         "verify": None if export is None else f"dptrain ledger verify {export} --key {folder / PUBLIC}{asked.brought()}",
     }
-    short = found.exhausted and (asked.texts is not None or asked.one or not found.texts)
+    if asked.retrieves:
+        data |= {"queries": len(asked.asking), "unanswered": len(run.unanswered(asked.asking))}
+    short = found.exhausted and (asked.retrieves or asked.texts is not None or asked.one or not found.texts)
     return Told(data, made_text(data), signals.code if found.stopped else int(short))
 
 
@@ -99,18 +110,35 @@ def _texts(run: Run, ink: Any, asked: Asked, signals: "_Signals") -> Made:
             raise ConfigError("TEXTS", f"{asked.texts} texts were asked for, the budget holds {most} at most; see --plan")
     how: dict[str, Any] = {"texts": texts, "label": asked.label, "words": asked.words, "stop": signals.came}
     if asked.one and not asked.json:
-        begun = []
-
-        def shown(piece: str) -> None:
-            _shown(piece if begun else asked.prompts.opening + piece)
-            begun.append(piece)
-
-        found = run.generate(ink, **how, piece=shown)
-        print("\n" * bool(found.new), end="", flush=True)
-        return found
+        return _as_it_comes(asked, lambda piece: run.generate(ink, **how, piece=piece))
     total = sum(run.pool.sizes.values()) if texts is None else texts
     with progress_bar("texts", lambda: total) as progress:
         return run.generate(ink, **how, told=progress)
+
+
+def _answers(run: Answers, ink: Any, asked: Asked, signals: "_Signals") -> Made:
+    """Answers the queries that are open, with a bar; one that was asked alone is shown as it comes."""
+    most = 1 if asked.one else None
+    how: dict[str, Any] = {"words": asked.words, "most": most, "stop": signals.came}
+    if (asked.one or asked.query is not None) and not asked.json:
+        return _as_it_comes(asked, lambda piece: run.answer(ink, asked.asking, **how, piece=piece))
+    open_ = len(run.unanswered(asked.asking)[:most])
+    total = run.texts.whole + open_
+    with progress_bar("texts", lambda: total) as progress:
+        return run.answer(ink, asked.asking, **how, told=progress)
+
+
+def _as_it_comes(asked: Asked, make: Callable[[Callable[[str], None]], Made]) -> Made:
+    """Shows a text while it is made, with its opening words."""
+    begun: list[str] = []
+
+    def shown(piece: str) -> None:
+        _shown(piece if begun else asked.prompts.opening + piece)
+        begun.append(piece)
+
+    found = make(shown)
+    print("\n" * bool(found.new), end="", flush=True)
+    return found
 
 
 def _shown(piece: str) -> None:

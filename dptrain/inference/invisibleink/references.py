@@ -295,7 +295,7 @@ def _listed_csv(path: str | Path, text: str) -> Iterator[tuple[int, Mapping[str,
 def _listed_json(path: str | Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            yield number, _object(line.encode(), path, number, "LABELS", '{"id": "...", "label": "..."}')
+            yield number, read_object(line.encode(), path, number, "LABELS", '{"id": "...", "label": "..."}')
 
 
 def _labels(given: str | Path | Mapping[str, str], rows_path: Path, rows: Collection[str]) -> Mapping[str, str]:
@@ -402,7 +402,7 @@ def _outermost(text: str) -> str:
     return "".join(kept)
 
 
-def _object(line: bytes, path: str | Path, number: int, code: str, form: str) -> dict[str, Any]:
+def read_object(line: bytes, path: str | Path, number: int, code: str, form: str) -> dict[str, Any]:
     """Reads one line of JSONL; says of it only where it stands."""
     try:
         found = json.loads(line.decode("utf-8"), object_pairs_hook=_once_each, parse_constant=_refuse)

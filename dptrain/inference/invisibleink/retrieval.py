@@ -5,6 +5,11 @@ document alone, and the order of equal scores from public ids. So where one docu
 if it was among the best B, exactly the next one comes in, or a null reference; if not, nothing changes. The B references differ
 in one, which moves the mean of clipped differences by at most 2C/B. Where m documents become null it is at most m, and 2mC/B.
 
+Which row of the model a reference gets is drawn at random, for each text anew (`InvisibleInk.stream`). So neighbours can be
+paired, arrangement by arrangement, such that one row differs and all others stand where they stood. Each pair costs what was
+said. Arrangements have the same odds for both, and whoever saw which pair was drawn would learn nothing by it; who does not see
+it knows less. Rows by rank would need a model whose rows keep every bit in another place, which kernels seldom do.
+
 Nothing else may look at scores: there is no threshold, no number of references that follows from them, no text that is not
 made. Every query looks at every document, so queries compose sequentially: the corpus pays for each (`CORPUS`), beforehand.
 
@@ -144,7 +149,7 @@ class Retrieval:
     """Finds the references of a query in a corpus, and pays for it before it looks.
 
     Guarantee: where one document of the corpus becomes null, the references of a query differ in at most one, whatever the
-    query is; where m do, in at most m. Exactly B are returned, in an order that follows from scores, so rows may change places.
+    query is; where m do, in at most m. Exactly B are returned, in an order that follows from scores, which no row may have.
     This holds for scores that follow from query and document alone (`Score`); a document that is null has no score, comes
     behind all others, and is the same null reference wherever it lies. Ids are public and decide between equal scores.
 

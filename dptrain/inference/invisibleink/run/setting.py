@@ -47,10 +47,13 @@ class Setting:
         model: dict[str, Any],
         budget: dict[str, Any],
         words: dict[str, str] | None = None,
+        score: str | None = None,
     ) -> "Setting":
-        """Returns the setting of a run."""
+        """Returns the setting of a run. ``score``: digest of what scores documents, where they are retrieved."""
         rule = references.rule
         whose = {"class": rule.name, "policy_sha256": (references.policy or b"").hex()} if rule is not None else {}
+        if score is not None:
+            whose = {"score_sha256": score}
         numbers = {**asdict(plan), "nano_rho_per_token": plan.nano_rho, "epsilon": plan.epsilon}
         return cls(
             {"name": task_name, "sha256": task.digest},
