@@ -187,7 +187,6 @@ def test_there_is_no_seed_at_this_door(shell, typed):
     "options, code, said",
     [
         (["--adjacency", "add-or-remove"], "ADJACENCY", "number of references would be private"),
-        (["--adjacency", "retrieval"], "ADJACENCY", "nothing is retrieved"),
         (["--partition", "clusters"], "PARTITION", "one text moves others"),
         (["--partition", "length"], "PARTITION", "change batches"),
         (["--partition", "content"], "PARTITION", "choose its batch"),

@@ -302,6 +302,7 @@ def planned(asked: Asked) -> Result:
 def planned_queries(asked: Asked) -> Result:
     """Returns the figures of `--plan` where each query retrieves its references."""
     plan, purse = asked.numbers, asked.purse(asked.out or Path())
+    _ = asked.score  # what is wrong with the weights is told here too
     there = (asked.out is not None or asked.budget is not None) and purse.exists
     cap = _cap_there(purse.log, CORPUS.kind) if there else cap_of(plan, None, asked.epsilon)
     data: dict[str, Any] = figures(plan, cap_nano=cap, minibatch=asked.minibatch)

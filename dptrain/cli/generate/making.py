@@ -39,8 +39,9 @@ def made(asked: Asked) -> Result:
     references = asked.rows(salt)
     if asked.retrieves:
         wrong_if(not asked.asking, "give --queries, or one --query")
+        _ = asked.score  # what is wrong is told before a model is loaded
     else:
-        asked.batches(references, salt)  # what is wrong is told before a model is loaded
+        asked.batches(references, salt)  # likewise
     models = load_training("dptrain.inference.invisibleink.run.models")
     quiet_libraries()
     with counting(f"loading {asked.model}"):

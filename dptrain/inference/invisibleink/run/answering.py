@@ -147,6 +147,8 @@ class Answers(Run):
         for one in self._open(queries, most):
             if stopped := stop():
                 break
+            if exhausted := self.pool.left() == 0:
+                break
             try:
                 stream = self._asked(ink, queries[one], given[one])
             except BudgetExhausted:
