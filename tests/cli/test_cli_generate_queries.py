@@ -163,6 +163,13 @@ def test_the_plan_says_what_a_query_costs_how_many_are_paid_and_what_epsilon_the
     assert shell.json(*plan_of(typed), "--out", "run")["queries_left"] == 2
 
 
+def test_the_plan_has_the_charge_of_a_sensitivity_of_2C_over_B(shell, typed):
+    """One document that goes moves the mean twice as far as one that becomes null in its batch: four times the rho."""
+    told = shell.json(*plan_of(typed))
+    moved = 2 * 2 * told["clip_norm"] / (3 * 1.0)  # 2 s / tau, of s = 2 C / B
+    assert told["rho_per_token"] == pytest.approx(moved**2 / 8, rel=1e-6)
+
+
 def test_the_documents_of_one_person_cost_their_square(shell, typed):
     told = shell.json(*plan_of(typed), "--records", "2")
     assert told["clip_norm"] == pytest.approx(WHOLE.clip / 2, rel=1e-6) and told["queries_at_most"] == 3

@@ -12,6 +12,7 @@ from tests.mutants.ink import FROM_REFERENCES
 from tests.mutants.mutant import Mutant
 from tests.mutants.narrowed import NARROWED
 from tests.mutants.ranks import ON_RANKS
+from tests.mutants.retrieving import RETRIEVED
 from tests.mutants.served import GATED, SERVED
 from tests.mutants.serving import SERVING
 from tests.mutants.tangents import TANGENTS
@@ -890,5 +891,6 @@ GROUPS = {
     "text from references": FROM_REFERENCES,
     "the budget of contributions": CONTRIBUTIONS,
     "runs of texts": GENERATED,
+    "what queries retrieve": RETRIEVED,
 }
 """Mutants by what they break."""

@@ -1,5 +1,6 @@
 """Turns the options of `dptrain generate` into a task, a plan, references and a budget; without torch."""
 
+import json
 import time
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,19 +16,20 @@ from dptrain.cli.gate import _remember, _withdrawn
 from dptrain.cli.generate.shown import plan_text
 from dptrain.cli.inputs import beside, read_registry, read_signed_policy
 from dptrain.cli.options import wrong_if
-from dptrain.cli.output import counting
+from dptrain.cli.output import counted, counting, warned
 from dptrain.cli.results import Result, Told
 from dptrain.errors import ConfigError
 from dptrain.inference.invisibleink import Plan, Task
 from dptrain.inference.invisibleink.formulas import require_mean
 from dptrain.inference.invisibleink.partition import require_hashed
 from dptrain.inference.invisibleink.pool import Pool
-from dptrain.inference.invisibleink.references import References
+from dptrain.inference.invisibleink.references import References, field_of_labels
 from dptrain.inference.invisibleink.retrieval import ADJACENCY, ATTESTED, CORPUS, Lexical, Retrieval
 from dptrain.inference.invisibleink.run.answering import Corpus, one_query, read_queries, words_of_queries
 from dptrain.inference.invisibleink.run.figures import figures, queries_paid
 from dptrain.inference.invisibleink.run.purse import CONTRIBUTION, Purse, cap_of
 from dptrain.inference.invisibleink.run.setting import going_on
+from dptrain.inference.invisibleink.run.texts import TEXTS
 from dptrain.inference.invisibleink.run.withdrawing import Withdrawing
 from dptrain.inference.invisibleink.run.withdrawing import beside as withdrawals_beside
 from ledger.budget.log import BudgetLog
@@ -187,7 +189,12 @@ class Asked:
         """Reads the references, or judges them at the gate. Raises: as `References.read` and `References.admitted`."""
         if self.signed is None:
             wrong_if(self.references is None, "give --references, or --policy with --class and a corpus")
-            return References.read(self.references, salt=salt, labels=self.labels)
+            found = References.read(self.references, salt=salt, labels=self.labels)
+            if self.labels is not None and (name := field_of_labels(self.references, found)) is not None:
+                sentence = f"the labels of {self.labels} are those of the field {name!r:.40} of the rows, for every id"
+                how = "labels that were taken out of payloads break the guarantee: a text that changes would change batches"
+                warned(f"{sentence}; {how}. They may stand where the list was public before the rows were written")
+            return found
         assert self.policy is not None and self.class_name is not None
         registry = read_registry(self.policy, self.registry, self.owner_key)
         corpora = [open_corpus(path) for path in self.corpus or ()]
@@ -296,6 +303,10 @@ def planned(asked: Asked) -> Result:
         data |= {"references": len(references), "refused": dict(references.refused), "cautions": asked.cautions(references)}
         if there and (left := _left(purse.log, asked, references, salt)) is not None:
             data["texts_left"] = left
+        most = data.get("texts_left", data["texts_at_most"]) + (_whole(asked.out, asked.label) if there and asked.out else 0)
+        if asked.texts is not None and asked.texts > most:
+            sentence = f"--texts asks for {counted(asked.texts, 'text')}, references and budget are good for {most:,} at most"
+            data["cautions"].append(f"{sentence}: lower it, or B, or give more references")
     return Told(data, plan_text(data))
 
 
@@ -317,6 +328,13 @@ def planned_queries(asked: Asked) -> Result:
         sentence = f"{len(asked.asking)} queries are asked, and the budget of the corpus pays for {paid:,} of T tokens each"
         data["cautions"].append(f"{sentence}: what texts that end early give back may pay for some of the others")
     return Told(data, plan_text(data))
+
+
+def _whole(folder: Path, label: str | None) -> int:
+    """Returns how many whole texts a run has, of a label where one is named."""
+    path = folder / TEXTS
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return sum(line.endswith(b"\n") and label in (None, json.loads(line).get("label")) for line in lines)
 
 
 def _left(path: Place, asked: Asked, references: References, salt: bytes) -> int | None:

@@ -314,6 +314,22 @@ def _labels(given: str | Path | Mapping[str, str], rows_path: Path, rows: Collec
     return given
 
 
+def field_of_labels(path: str | Path, references: References) -> str | None:
+    """Returns the field of the rows that has the label of every reference, None where none has: such labels may have been
+    taken out of payloads."""
+    labels = {one.id: one.label for one in references}
+    fields: set[str] | None = None
+    with open(path, "rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if line.strip():
+                row = _read(line, Path(path), number)[0]
+                alike = {name for name, value in row.items() if name != "id" and value == labels[row["id"]]}
+                fields = alike if fields is None else fields & alike
+                if not fields:
+                    return None
+    return min(fields or (), default=None)
+
+
 def _fields(path: Path) -> set[str]:
     with open(path, "rb") as stream:
         for line in stream:
