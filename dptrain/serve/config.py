@@ -222,8 +222,6 @@ class FromReferences(Table):
             for key in ("weights", "most_query"):
                 if key in self.model_fields_set:
                     yield f"generations.{name}.{key} goes with retrieve = true: else nothing is retrieved"
-            if self.salt is None:
-                yield f"generations.{name}.salt is not set; name a file, which --init makes: batches and budgets follow from it"
             return
         if self.attested is not None:
             yield f"generations.{name} retrieves: {ATTESTED}"
@@ -373,6 +371,9 @@ class ServeConfig(Table):
         for name, each in self.generations.items():
             if name in self.classes:
                 raise ConfigError("SERVE_VALUE", f"{name} is a class and a generation; rights name both: rename one of them")
+            if each.salt is None and not each.retrieve:
+                sentence = f"generations.{name}.salt is not set"
+                raise ConfigError("SERVE_KEY", f"{sentence}; name a file, which --init makes: batches and budgets follow from it")
             for problem in each.problems(name):
                 raise ConfigError("SERVE_VALUE", problem)
             if self.budget is None:

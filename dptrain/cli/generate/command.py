@@ -23,19 +23,6 @@ def generate(
         Path | None,
         file_option("FILE.jsonl", 'The owner\'s own references: rows {"id", "text"}; an empty or null text keeps its place.'),
     ] = None,
-    queries: Annotated[
-        Path | None,
-        file_option("QUERIES.jsonl", 'With --adjacency retrieval: public queries, rows {"id", "text"}; each gets a text.'),
-    ] = None,
-    query: Annotated[str | None, option("With --adjacency retrieval: one public query.", metavar="TEXT")] = None,
-    share: Annotated[
-        int | None,
-        option("With --adjacency retrieval: queries that E is for; each costs an N-th of what E is worth.", metavar="N", min=1),
-    ] = None,
-    weights: Annotated[
-        Path | None,
-        file_option("WORDS.csv", "With --adjacency retrieval: public weights of words, word,weight; default: all weigh alike."),
-    ] = None,
     epsilon: Annotated[
         float | None,
         option("Epsilon of one text, and in a new budget of all texts of a reference; sets the clip norm.", metavar="E"),
@@ -80,6 +67,19 @@ def generate(
             metavar="RELATION",
         ),
     ] = "zero-out",
+    queries: Annotated[
+        Path | None,
+        file_option("QUERIES.jsonl", 'With --adjacency retrieval: public queries, rows {"id", "text"}; each gets a text.'),
+    ] = None,
+    query: Annotated[str | None, option("With --adjacency retrieval: one public query.", metavar="TEXT")] = None,
+    share: Annotated[
+        int | None,
+        option("With --adjacency retrieval: queries that E is for; each costs an N-th of what E is worth.", metavar="N", min=1),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        file_option("WORDS.csv", "With --adjacency retrieval: public weights of words, word,weight; default: all weigh alike."),
+    ] = None,
     partition: Annotated[str, option("How batches are formed; hash, of the ids, is the one way.", metavar="HOW")] = "hash",
     aggregation: Annotated[str, option("How references come together; mean is the one way.", metavar="HOW")] = "mean",
     budget: Annotated[
