@@ -373,7 +373,7 @@ class ServeConfig(Table):
                 raise ConfigError("SERVE_VALUE", f"{name} is a class and a generation; rights name both: rename one of them")
             if each.salt is None and not each.retrieve:
                 sentence = f"generations.{name}.salt is not set"
-                raise ConfigError("SERVE_KEY", f"{sentence}; name a file, which --init makes: batches and budgets follow from it")
+                raise ConfigError("SERVE_KEY", f"{sentence}; name a file, which --init makes: batches follow from it")
             for problem in each.problems(name):
                 raise ConfigError("SERVE_VALUE", problem)
             if self.budget is None:

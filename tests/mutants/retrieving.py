@@ -3,7 +3,8 @@
 from tests.mutants.mutant import Mutant
 
 INK = "dptrain/inference/invisibleink/"
-RETRIEVAL, GENERATOR, FORMULAS, PAYING = (INK + f"{name}.py" for name in ("retrieval", "generator", "formulas", "paying"))
+GENERATOR, FORMULAS, PAYING = (INK + f"{name}.py" for name in ("generator", "formulas", "paying"))
+RETRIEVAL = INK + "retrieval/corpus.py"
 PURSE, ANSWERING = INK + "run/purse.py", INK + "run/answering.py"
 ASKED, CONFIG, OFFERED = "dptrain/cli/generate/asked.py", "dptrain/serve/config.py", "dptrain/serve/generations/offered.py"
 
@@ -21,14 +22,15 @@ RETRIEVED = (
     Mutant(
         "no length is learned from the corpus", RETRIEVAL, _READ,
         "        if isinstance(self.score, Lexical):\n"
-        "            many = [len(words_of(one.text)) for one in references]\n"
+        "            many = [len(one.text.split()) for one in references]\n"
         "            self.score = Lexical(length=max(1, round(sum(many) / len(many))))\n" + _READ, _ONE,
     ),
     Mutant(
         "no weight is learned from the corpus", RETRIEVAL, _READ,
         "        if isinstance(self.score, Lexical):\n"
-        "            there = Counter(word for one in references for word in set(words_of(one.text)))\n"
-        "            self.score = Lexical({word: 1.0 / count for word, count in there.items()})\n" + _READ, _ONE,
+        "            there = [set(one.text.split()) for one in references]\n"
+        "            words = set().union(*there)\n"
+        "            self.score = Lexical({word: 1.0 / sum(word in one for one in there) for word in words})\n" + _READ, _ONE,
     ),
     Mutant("a null document has no score", RETRIEVAL, " for one in references if one.text)", " for one in references)", _NULL),
     Mutant(

@@ -24,8 +24,17 @@ from dptrain.inference.invisibleink.formulas import require_mean
 from dptrain.inference.invisibleink.partition import require_hashed
 from dptrain.inference.invisibleink.pool import Pool
 from dptrain.inference.invisibleink.references import References, field_of_labels
-from dptrain.inference.invisibleink.retrieval import ADJACENCY, ATTESTED, CORPUS, Lexical, Retrieval
-from dptrain.inference.invisibleink.run.answering import Corpus, one_query, read_queries, words_of_queries
+from dptrain.inference.invisibleink.retrieval import (
+    ADJACENCY,
+    ATTESTED,
+    CORPUS,
+    Corpus,
+    Lexical,
+    Retrieval,
+    one_query,
+    read_queries,
+    words_of_queries,
+)
 from dptrain.inference.invisibleink.run.figures import figures, queries_paid
 from dptrain.inference.invisibleink.run.purse import CONTRIBUTION, Purse, cap_of
 from dptrain.inference.invisibleink.run.setting import going_on

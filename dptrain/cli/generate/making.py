@@ -16,8 +16,8 @@ from dptrain.cli.output import counting
 from dptrain.cli.results import Result, Told
 from dptrain.errors import ConfigError
 from dptrain.inference.invisibleink.pool import Pool
-from dptrain.inference.invisibleink.retrieval import Retrieval
-from dptrain.inference.invisibleink.run import Answers, Corpus, Made, Run, Setting
+from dptrain.inference.invisibleink.retrieval import Corpus, Retrieval
+from dptrain.inference.invisibleink.run import Answers, Made, Run, Setting
 from dptrain.inference.invisibleink.run.purse import payer
 from dptrain.inference.invisibleink.run.run import PUBLIC, prepared
 from dptrain.inference.invisibleink.run.setting import going_on

@@ -24,9 +24,8 @@ from dptrain.inference.invisibleink.generator import InvisibleInk
 from dptrain.inference.invisibleink.paying import PaidBefore
 from dptrain.inference.invisibleink.pool import Batch, Pool
 from dptrain.inference.invisibleink.references import References
-from dptrain.inference.invisibleink.retrieval import QUERY, Lexical, Retrieval, checked
+from dptrain.inference.invisibleink.retrieval import QUERY, Corpus, Lexical, Retrieval, checked
 from dptrain.inference.invisibleink.rows import Prompts
-from dptrain.inference.invisibleink.run.answering import Corpus
 from dptrain.inference.invisibleink.run.purse import payer
 from dptrain.serve.artifacts import Artifacts
 from dptrain.serve.config import FromReferences, ServeConfig

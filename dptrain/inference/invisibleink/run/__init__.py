@@ -9,14 +9,14 @@
 * `models`: loads a model; the one module here that needs torch.
 """
 
-from dptrain.inference.invisibleink.run.answering import Answers, Corpus
+from dptrain.inference.invisibleink.run.answering import Answers
 from dptrain.inference.invisibleink.run.figures import figures
 from dptrain.inference.invisibleink.run.purse import Purse
 from dptrain.inference.invisibleink.run.run import Made, Run
 from dptrain.inference.invisibleink.run.setting import Setting
 from dptrain.inference.invisibleink.run.texts import Text, Texts
 
-__all__ = ["Answers", "Corpus", "Made", "Purse", "Run", "Setting", "Text", "Texts", "figures"]
+__all__ = ["Answers", "Made", "Purse", "Run", "Setting", "Text", "Texts", "figures"]
 
 
 def __dir__() -> list[str]:

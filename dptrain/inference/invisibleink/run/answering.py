@@ -1,109 +1,21 @@
 """Answers queries over a corpus: one text each, from the references that a query retrieves; the corpus pays for every one."""
 
-import hashlib
 import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from attest.files import atomic_write, read_limited
+from attest.files import atomic_write
 from dptrain.errors import ConfigError, ResumeRefused
-from dptrain.inference.invisibleink.paying import BudgetMeter
-from dptrain.inference.invisibleink.plan import Plan
-from dptrain.inference.invisibleink.references import References, read_object
-from dptrain.inference.invisibleink.retrieval import CORPUS, QUERY, Retrieval, checked
+from dptrain.inference.invisibleink.retrieval import QUERY, read_queries, words_of_queries
 from dptrain.inference.invisibleink.run.run import Made, Run
-from ledger.budget.log import BudgetLog
 from ledger.errors import BudgetExhausted
 
 if TYPE_CHECKING:
     from dptrain.inference.invisibleink.generator import InvisibleInk, Stream
-    from dptrain.inference.invisibleink.tasks import Task
 
 QUERIES: Final = "queries.jsonl"
 """File of a run's folder that has the queries which were asked in it."""
-
-_MOST_BYTES: Final = 1 << 28
-_ROW: Final = '{"id": "...", "text": "..."}'
-
-
-def read_queries(path: Path) -> dict[str, str]:
-    """Reads public queries: JSONL with ``id`` and ``text`` each, in order; other fields are ignored.
-
-    Raises:
-        ConfigError: code QUERIES, a line is none, or an id stands twice; QUERY, as `checked`. FileRefused: it cannot be read.
-    """
-    found: dict[str, str] = {}
-    for number, line in enumerate(read_limited(path, _MOST_BYTES, "list of queries").split(b"\n"), 1):
-        if not line.strip():
-            continue
-        row = read_object(line, path, number, "QUERIES", _ROW)
-        one, text = row.get("id"), row.get("text")
-        if not isinstance(one, str) or not one or not isinstance(text, str):
-            raise ConfigError("QUERIES", f"{path}, line {number}: expected an id and a text: {_ROW}")
-        if one in found:
-            raise ConfigError("QUERIES", f"{path}, line {number}: its id stood on a line before; give each its own")
-        try:
-            found[one] = checked(text)
-        except ConfigError as error:
-            raise ConfigError("QUERY", f"{path}, line {number}: {error.sentence}") from None
-    if not found:
-        raise ConfigError("QUERIES", f"{path} has no queries; one is a line {_ROW}")
-    return found
-
-
-def one_query(text: str) -> dict[str, str]:
-    """Returns one query under an id that follows from it. Raises ConfigError: code QUERY."""
-    return {f"q-{hashlib.sha256(checked(text).encode()).hexdigest()[:12]}": text}
-
-
-def words_of_queries(task: "Task", queries: Mapping[str, str], given: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Returns the public words of the text of each query: those that are given for all, and the query itself.
-
-    Raises:
-        ConfigError: code QUERY, the task has no place for it, or its word is given; LABELS, as `Task.words`.
-    """
-    if QUERY not in task.labels:
-        sentence = f"the task has no place for a query; write {{{QUERY}}} into both of its prompts, and labels = [{QUERY!r}]"
-        raise ConfigError("QUERY", f"{sentence}: it is a public word, given with each text")
-    if QUERY in given:
-        raise ConfigError("QUERY", f"the word {QUERY} is that of each query; leave --word {QUERY} out")
-    return {one: task.words(None, {**given, QUERY: text}) for one, text in queries.items()}
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Stands where a run of batches has its pool: retrieves for one query at a time, and has the corpus pay.
-
-    Attributes:
-        retrieval: of its documents. plan: the numbers. log: pays.
-    """
-
-    retrieval: Retrieval
-    plan: Plan
-    log: BudgetLog
-
-    @property
-    def references(self) -> References:
-        """All documents."""
-        return self.retrieval.references
-
-    def go_on(self, places: Mapping[str | None, int]) -> None:
-        """Does nothing: queries have names, and no turns."""
-
-    def left(self) -> int | None:
-        """Returns for how many queries the budget holds T tokens now; None without a cap."""
-        self.log.refresh()
-        left = self.log.state.left(CORPUS.kind, self.log.account(CORPUS), now=self.log.state.last_time)
-        return None if left is None else max(0, left) // (self.plan.tokens * self.plan.nano_rho)
-
-    def stream(
-        self, ink: "InvisibleInk", query: str, *, labels: Mapping[str, str], request: bytes | None = None
-    ) -> "Stream":
-        """Pays for a query, retrieves, and returns the iterator of its tokens. Raises as `Retrieval.stream`."""
-        return self.retrieval.stream(ink, query, BudgetMeter(self.log, (CORPUS,), request), labels=labels)
 
 
 class Answers(Run):

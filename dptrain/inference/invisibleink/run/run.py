@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from dptrain.inference.invisibleink.generator import InvisibleInk, Stream
-    from dptrain.inference.invisibleink.run.answering import Corpus
+    from dptrain.inference.invisibleink.retrieval import Corpus
 
 EXPORT: Final = "export"
 PUBLIC: Final = "budget.pub"
