@@ -62,11 +62,12 @@ def test_each_query_has_one_text_and_an_auditor_verifies_that_the_corpus_paid(sh
     assert [(one["number"], one["query"]) for one in texts] == [(1, "a"), (2, "b"), (3, "c")]
     found = shell.json("ledger", "verify", told["export"], "--key", told["key"])
     assert found["verdict"].startswith("FULL") and found["reserves"] == 3
-    assert spent(shell.directory / "run/budget.db") == 3 * COST
+    assert spent(shell.directory / "run/budget.db") == 3 * COST and told["queries_left"] == 0
     assert 7.999 < told["epsilon_cap"] <= 8.0
     assert told["epsilon"] == epsilon_of_rho(COST / 1e9, 1e-6) < told["epsilon_cap"]
     shown = shell.run(*typed, "--out", "run").stdout
     assert "for one document of the corpus against none" in shown and "over all queries" in shown
+    assert "the corpus pays for 0 queries more" in shown
 
 
 def test_the_same_command_goes_on_with_queries_that_have_no_text_and_new_ones_can_be_added(shell, typed):

@@ -25,7 +25,10 @@ def generate(
     ] = None,
     epsilon: Annotated[
         float | None,
-        option("Epsilon of one text, and in a new budget of all texts of a reference; sets the clip norm.", metavar="E"),
+        option(
+            "Epsilon of one text, in a new budget of all texts of a reference; with --share of N queries. Sets the clip norm.",
+            metavar="E",
+        ),
     ] = None,
     delta: Annotated[float | None, option("Delta at which it holds: below one over the references.", metavar="D")] = None,
     batch: Annotated[int | None, option("References B of one text: public, empty ones included.", metavar="B")] = None,

@@ -62,7 +62,7 @@ def made(asked: Asked) -> Result:
         if asked.retrieves:
             corpus = Corpus(Retrieval(references, asked.score), plan, log)
             with Answers(folder, setting, corpus, purse) as run, _signals() as signals:
-                found, export = _answers(run, ink, asked, signals), run.finish()
+                found, export, left = _answers(run, ink, asked, signals), run.finish(), corpus.left()
         else:
             with Run(folder, setting, Pool(references, plan, log, salt), purse, enter) as run, _signals() as signals:
                 found, export = _texts(run, ink, asked, signals), run.finish()
@@ -91,7 +91,7 @@ def made(asked: Asked) -> Result:
         "verify": None if export is None else f"dptrain ledger verify {export} --key {folder / PUBLIC}{asked.brought()}",
     }
     if asked.retrieves:
-        data |= {"queries": len(asked.asking), "unanswered": len(run.unanswered(asked.asking))}
+        data |= {"queries": len(asked.asking), "unanswered": len(run.unanswered(asked.asking)), "queries_left": left}
     short = found.exhausted and (asked.retrieves or asked.texts is not None or asked.one or not found.texts)
     return Told(data, made_text(data), signals.code if found.stopped else int(short))
 

@@ -80,6 +80,8 @@ def made_text(data: dict[str, Any]) -> Iterator[Shown]:
     if _up(data["epsilon_cap"]) != _up(data["epsilon"]):
         over = "queries for a document of the corpus" if "queries" in data else "texts of a reference"
         yield f"over all {over}: epsilon {_up(data['epsilon_cap'])}, which its budget never passes"
+    if "queries_left" in data:
+        yield f"the corpus pays for {_queries(data['queries_left'])} more, of T tokens each"
     if data.get("unanswered"):
         yield f"{_queries(data['unanswered'])} of {data['queries']:,} without a text"
     yield from _left_out(data)
