@@ -57,6 +57,14 @@ def test_two_processes_that_share_a_budget_on_a_server_make_as_many_texts_as_it_
     assert {path.name for path in (shell.directory / "state").iterdir()} >= {"ledger.key", "ledger.pub", "ledger.salt"}
 
 
+def test_two_processes_that_begin_a_budget_at_the_same_time_make_one(shell, url):
+    typed = [*write_world(shell.directory, 15), "--budget", url, "--state", "state"]
+    at_once(shell.directory, [*typed, "--out", "one"], [*typed, "--out", "two"])
+    paths = [shell.directory / name / "texts.jsonl" for name in ("one", "two")]
+    assert sum(len(lines_of(path)) for path in paths if path.exists()) == 5
+    assert shell.json(*typed, "--plan")["texts_left"] == 0
+
+
 def test_two_processes_that_ask_one_corpus_are_answered_as_often_as_it_pays(shell, url):
     typed = [*write_corpus(shell.directory), "--budget", url, "--state", "state"]
     shell.run(*typed, "--out", "one", "--one")

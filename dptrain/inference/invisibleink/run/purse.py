@@ -7,15 +7,17 @@ state directory, and each machine that pays from it has a copy of key and salt t
 Where references are retrieved the corpus pays (`retrieval.CORPUS`), and no salt is needed: a log has one corpus.
 """
 
+import fcntl
 import math
 import os
 import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from attest.errors import KeyRefused
 from attest.files import atomic_write, read_limited, sync_directory
 from attest.fixed_point import MICRO, PICO
 from attest.keys import generate, load_private_key, save_private_key
@@ -28,7 +30,6 @@ from ledger.budget.export import export_budget
 from ledger.budget.leaves import Mechanism
 from ledger.budget.log import BudgetLog, BudgetSpec, is_log
 from ledger.budget.rho import NANO, cap_nano, epsilon_of_rho
-from ledger.errors import LedgerError
 from ledger.note import NoteSigner
 from ledger.storage.place import Place
 
@@ -127,13 +128,9 @@ class Purse:
                 that admitted these, or the key is not its own.
                 KeyRefused: that cannot be read. Else as `BudgetLog.open`.
         """
-        made = not self.exists
-        try:
+        with self._alone():
+            made = not self.exists
             log = self._create(plan, references, salt, epsilon) if made else BudgetLog.open(self.log)
-        except LedgerError as error:
-            if not made or error.code != "EXISTS":
-                raise
-            made, log = False, BudgetLog.open(self.log)  # another process made it in this moment
         try:
             if not made:
                 self._require(log, plan, references, salt)
@@ -177,6 +174,18 @@ class Purse:
         else:
             made.rename(directory)
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keeps other processes that share this place from opening the log while it is made, or making it at the same time: one
+        would take the other's mark away."""
+        self.log.make_state_directory()
+        directory = os.open(self.log.directory, os.O_RDONLY)
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(directory)
+
     def _create(self, plan: Plan, references: References, salt: bytes, epsilon: float | None) -> BudgetLog:
         delta = math.floor(plan.delta * PICO)
         rule = None if references.rule is None else references.rule.generation
@@ -187,13 +196,8 @@ class Purse:
         else:
             most = max(one.max_rho_nano for one in references.rules)
             cap = math.ceil(epsilon_of_rho(most / NANO, delta / PICO) * MICRO) + 1
-        self.log.make_state_directory()
-        try:
-            if not self.key.exists():
-                save_private_key(self.key, generate(), None)
-        except KeyRefused as error:
-            if error.code != "EXISTS":  # another process made one in this moment
-                raise
+        if not self.key.exists():
+            save_private_key(self.key, generate(), None)
         signer = NoteSigner(f"generate/{secrets.token_hex(8)}", load_private_key(self.key))
         # A contribution that pays for one text has reached every threshold: nobody is told of each.
         caps, mechanisms = {payer(plan): (cap, delta)}, [_mechanism(plan, salt if rule is None else None)]
