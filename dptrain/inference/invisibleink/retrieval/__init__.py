@@ -8,7 +8,7 @@ in one, which moves the mean of clipped differences by at most 2C/B. Where m doc
 Which row of the model a reference gets is drawn at random, for each text anew (`InvisibleInk.stream`). So neighbours can be
 paired, arrangement by arrangement, such that one row differs and all others stand where they stood. Each pair costs what was
 said. The odds of a pair are the same for both neighbours, so to tell which one was drawn would cost nothing more, and not to
-tell it does not either. Rows by rank would need a model whose rows keep every bit in another place, which kernels seldom do.
+tell it does not either. Rows by rank would need rows that keep every bit in another place, and kernels promise none.
 
 Nothing else may look at scores: there is no threshold, no number of references that follows from them, no text that is not
 made. Every query looks at every document, so queries compose sequentially: the corpus pays for each (`CORPUS`), beforehand.
