@@ -120,6 +120,14 @@ def test_a_request_has_a_query_and_nothing_else_of_privacy(corpus: Running, aske
     assert (spent(corpus), len(corpus.calls)) == (before, calls)
 
 
+def test_half_of_a_character_is_no_query(corpus: Running) -> None:
+    body = b'{"generation": "tales", "labels": {"kind": "boat"}, "query": "a \\ud800"}'
+    headers = {**corpus.headers(), "Content-Type": "application/json"}
+    before = spent(corpus)
+    assert corpus.http.post("/v1/dp/generations", headers=headers, content=body).status_code == 400
+    assert spent(corpus) == before
+
+
 def test_a_generation_of_batches_takes_no_query(tmp_path: Path) -> None:
     with telling(tmp_path) as world:
         assert refusal(tell(world, query="tea")) == (400, "QUERY")
