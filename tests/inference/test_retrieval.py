@@ -3,13 +3,16 @@
 import json
 import math
 import random
+import zlib
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dptrain.errors import ConfigError
-from dptrain.inference.invisibleink import InvisibleInk, Plan, Task
+from dptrain.inference.invisibleink import InvisibleInk, Plan, Task, probabilities
+from dptrain.inference.invisibleink.formulas import bounded_range
 from dptrain.inference.invisibleink.paying import BudgetMeter
 from dptrain.inference.invisibleink.plan import mechanism
 from dptrain.inference.invisibleink.references import References
@@ -43,6 +46,13 @@ def differences(one: tuple[str | None, ...], other: tuple[str | None, ...]) -> i
     """Returns in how many references two sets differ: in what is left of the larger when what both have is gone."""
     assert len(one) == len(other)
     return sum((Counter(one) - Counter(other)).values())
+
+
+def by_the_centre(references: References):
+    """Clusters, in the smallest form: who is near the middle of the corpus comes first."""
+    lengths = [len(words_of(one.text)) for one in references if one.text]
+    centre = sum(lengths) / max(1, len(lengths))
+    return lambda query, text: -abs(len(words_of(text)) - centre)
 
 
 def most_moved(folder: Path, score, worlds: int, gone: int = 1) -> int:
@@ -88,9 +98,38 @@ def test_the_documents_of_one_person_change_as_many_references_as_there_are(tmp_
     assert most_moved(tmp_path, lambda _: None, 800, gone=3) == 3
 
 
-@pytest.mark.parametrize("score", [by_the_corpus, by_the_average_length])
+@pytest.mark.parametrize("score", [by_the_corpus, by_the_average_length, by_the_centre])
 def test_a_scorer_that_learns_from_the_corpus_is_caught_by_the_same_worlds(tmp_path: Path, score) -> None:
     assert most_moved(tmp_path, score, 1500) > 1
+
+
+def widest(folder: Path, score, worlds: int) -> float:
+    """Returns the widest range of a log-ratio of a token between neighbours, in parts of what the charge allows.
+
+    Each document has logits of its own, far beyond C, and a null one the public ones."""
+    numbers, most, tokens = random.Random(11), 0.0, 40
+    public = np.linspace(-1.0, 1.0, tokens)
+
+    def law(found: tuple[str | None, ...]) -> np.ndarray:
+        signs = [np.random.default_rng(zlib.crc32(one.encode())).choice([-50.0, 50.0], tokens) if one else 0.0 for one in found]
+        return np.log(probabilities(np.stack([public + sign for sign in signs]), public, tokens, 0.6, 1.1))
+
+    for _ in range(worlds):
+        texts = of_chance(numbers)
+        nulled = list(texts)
+        nulled[numbers.randrange(len(texts))] = None
+        query, batch = " ".join(numbers.choices(WORDS, k=3)), numbers.randint(1, 5)
+        here, there = (corpus(folder, one) for one in (texts, nulled))
+        ratio = law(Retrieval(here, score(here)).best(query, batch)) - law(Retrieval(there, score(there)).best(query, batch))
+        most = max(most, float(np.ptp(ratio)) / bounded_range(0.6, batch, 1.1, adjacency="retrieval"))
+    return most
+
+
+def test_a_token_of_neighbouring_corpora_differs_as_far_as_is_charged_and_one_with_a_learned_scorer_further(
+    tmp_path: Path,
+) -> None:
+    assert 0.999 < widest(tmp_path, lambda _: None, 600) <= 1.0 + 1e-9
+    assert widest(tmp_path, by_the_centre, 600) > 1.9
 
 
 def test_a_document_that_goes_lets_in_exactly_the_next_one(tmp_path: Path) -> None:
