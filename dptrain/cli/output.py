@@ -114,6 +114,11 @@ def styled(style: str, text: str, rest: str = "") -> Text:
     return Text.assemble((text, style), rest)
 
 
+def warned(sentence: str) -> None:
+    """Says on standard error what a person should know whom the answer does not tell it."""
+    screen_for(stderr=True).print(styled("yellow", "warning", f": {visible(sentence)}"))
+
+
 @contextlib.contextmanager
 def counting(what: str) -> Iterator[Callable[[int], None]]:
     """Returns a callback that shows a running count on a terminal, and nothing where standard error is a file or a pipe."""

@@ -75,7 +75,9 @@ class Client:
         """Yields an answer as it is computed: chunks as OpenAI has them. Raises ServerRefused, in the middle too."""
         return self._events("/v1/completions", {"model": model, "prompt": prompt, "stream": True, **asked})
 
-    def generate(self, generation: str, *, labels: dict[str, str] | None = None) -> Iterator[dict[str, Any]]:
+    def generate(
+        self, generation: str, *, labels: dict[str, str] | None = None, query: str | None = None
+    ) -> Iterator[dict[str, Any]]:
         """Yields a text that the server draws from private references, token by token: chunks as OpenAI has them.
 
         Each chunk has its text in ``choices``; the first one and the last one say in ``privacy`` what the text is worth to a
@@ -83,11 +85,13 @@ class Client:
 
         Args:
             generation: its name. labels: a word for each of its labels, of the server's lists; `models` has both.
+            query: public, where the generation retrieves its references; nothing protects it.
 
         Raises:
             ServerRefused: code EXHAUSTED where no references are left that can pay, and others, in the middle too.
         """
-        return self._events("/v1/dp/generations", {"generation": generation, "labels": labels or {}, "stream": True})
+        asked = {"generation": generation, "labels": labels or {}, "stream": True}
+        return self._events("/v1/dp/generations", asked if query is None else {**asked, "query": query})
 
     def budget(self, unit: str = "self") -> dict[str, Any]:
         """Returns what a unit has spent of its cap. Raises ServerRefused."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
 from dptrain.errors import ConfigError
+from dptrain.inference.invisibleink.retrieval import ATTESTED, MOST_QUERY, QUERY
 from dptrain.inference.preset import Parameters, parameters_of
 from ledger.budget.generation import CONTRIBUTIONS
 
@@ -150,8 +151,12 @@ class FromReferences(Table):
         task: name of one that comes along, or a file `.toml`.
         artifact: of the release, which generates; rights have to admit it, as a class.
         delta: at which epsilons are quoted.
-        salt: file with the secret that names references in the budget log and puts them into batches; `--init` makes it.
+        salt: file with the secret that names references in the budget log and puts them into batches; `--init` makes it. None
+            with `retrieve`.
         references: file of the references, a line of JSON with `id` and `text` each; or give `attested`.
+        retrieve: each request has a `query`, and its references are the B that answer it best; the corpus pays for each.
+        weights: with `retrieve`: public list of weights of words, CSV with the head `word,weight`.
+        most_query: with `retrieve`: most characters of a query.
         attested: contributions in their place, with the numbers of their class.
         labels: by label of the task the words that a client may choose from: public lists.
         label_list: public list of the label of each reference; a text then takes references of its own label alone.
@@ -169,8 +174,11 @@ class FromReferences(Table):
     task: Annotated[str, Field(min_length=1), BeforeValidator(_task)]
     artifact: str
     delta: Share
-    salt: File
+    salt: File | None = None
     references: File | None = None
+    retrieve: bool = False
+    weights: File | None = None
+    most_query: Annotated[int, Field(ge=1, le=MOST_QUERY)] = 512
     attested: Attested | None = None
     labels: dict[str, Annotated[list[Annotated[str, Field(max_length=200)]], Field(min_length=1, max_length=1000)]] = {}
     label_list: File | None = None
@@ -194,6 +202,7 @@ class FromReferences(Table):
         if (self.references is None) is (self.attested is None):
             yield f"generations.{name} has references or attested, one of the two: say where its references come from"
         numbers = ("epsilon", "clip", "batch", "tokens", "tau", "top_k")
+        yield from self._problems_of_queries(name)
         if self.attested is not None:
             for key in (*numbers, "label_list"):
                 if key in self.model_fields_set:
@@ -208,6 +217,24 @@ class FromReferences(Table):
         for label, words in self.labels.items():
             if len(set(words)) != len(words):
                 yield f"generations.{name}.labels.{label} has a word twice; give each once"
+
+
+    def _problems_of_queries(self, name: str) -> Iterator[str]:
+        if not self.retrieve:
+            for key in ("weights", "most_query"):
+                if key in self.model_fields_set:
+                    yield f"generations.{name}.{key} goes with retrieve = true: else nothing is retrieved"
+            return
+        if self.attested is not None:
+            yield f"generations.{name} retrieves: {ATTESTED}"
+        if self.label_list is not None:
+            sentence = "a query takes its references from the whole corpus, and labels form batches"
+            yield f"generations.{name}.label_list: {sentence}; leave it out"
+        if self.compile:
+            sentence = "a step is compiled for each length of a query, which a request would wait for"
+            yield f"generations.{name}.compile: {sentence}; leave it out"
+        if QUERY in self.labels:
+            yield f"generations.{name}.labels.{QUERY} is the query of a request, which has no list; leave it out"
 
 
 class CapTable(Table):
@@ -354,14 +381,22 @@ class ServeConfig(Table):
         for name, each in self.generations.items():
             if name in self.classes:
                 raise ConfigError("SERVE_VALUE", f"{name} is a class and a generation; rights name both: rename one of them")
+            if each.salt is None and not each.retrieve:
+                sentence = f"generations.{name}.salt is not set"
+                raise ConfigError("SERVE_KEY", f"{sentence}; name a file, which --init makes: batches follow from it")
             for problem in each.problems(name):
                 raise ConfigError("SERVE_VALUE", problem)
             if self.budget is None:
                 sentence = f"generations.{name} generates from references and there is no table [budget]"
                 raise ConfigError("SERVE_KEY", f"{sentence}: add [budget] with log, key and caps.contribution")
-            if "contribution" not in self.budget.caps:
-                sentence = f"generations.{name} is paid by contributions and budget.caps.contribution is not set"
-                raise ConfigError("SERVE_KEY", f"{sentence}; add what one reference may spend over all texts")
+            payer, whom = ("corpus", "one document") if each.retrieve else ("contribution", "one reference")
+            if payer not in self.budget.caps:
+                sentence = f"generations.{name} is paid by {'the corpus' if each.retrieve else 'contributions'}"
+                how = f"add what {whom} may spend over all texts"
+                raise ConfigError("SERVE_KEY", f"{sentence} and budget.caps.{payer} is not set; {how}")
+        if len({each.retrieve for each in self.generations.values()}) > 1:
+            sentence = "some generations retrieve and some have batches, and charges of two adjacencies have no sum in one log"
+            raise ConfigError("SERVE_VALUE", f"{sentence}: run two servers")
         given = [each for each in self.generations.values() if each.attested is None]
         if len({each.salt for each in given}) > 1:
             sentence = "two generations have salts of their own, and a reference of both would have two budgets"

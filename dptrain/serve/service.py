@@ -313,7 +313,7 @@ class Service:
             offered = found.of(request.generation)
             offered.require_usable()
             admission = self._admitted(client, request.generation, rights)
-            labels = offered.require_words(request.labels)
+            labels = offered.require_words(request.labels, request.query)
             told = admission_told(admission, "generation") | {"generation": offered.privacy()}
             self.scheduler.hold(client.name, self.config.limits.streams_per_client)
             try:
@@ -454,10 +454,11 @@ class Service:
         return unit_told(self.till, self.releases, asked)
 
     def offered(self) -> list[dict[str, Any]]:
-        """Returns the generations as they are listed beside the classes, with the words that their labels may have."""
+        """Returns the generations as they are listed beside the classes, with the words that their labels may have, and
+        the most characters of a query where they take one."""
         named = {"object": "model", "created": 0, "owned_by": self.config.server.name, "mode": "generation"}
         found = {} if self.generations is None else self.generations.all
-        return [{"id": name, **named, "labels": each.table.labels} for name, each in sorted(found.items())]
+        return [{"id": name, **named, "labels": each.table.labels, "query": each.asks} for name, each in sorted(found.items())]
 
     def overview(self) -> dict[str, Any]:
         """Returns what the operator's page shows."""

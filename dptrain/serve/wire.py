@@ -23,6 +23,7 @@ MOST_TEXT: Final = 1 << 20
 """Characters of one prompt or message; the limit on the body is usually met first."""
 
 NO_TEXTS: Final = "no references are left that can pay for a text here; what is spent does not come back"
+NO_QUERIES: Final = "the corpus can pay for no further query here; what is spent does not come back"
 
 SESSION: Final = r"^[a-z0-9._/-]{1,64}$"
 
@@ -191,6 +192,10 @@ class Generate(Asked):
     labels: Annotated[
         dict[Label, Label], Field(max_length=16, description="A word for each label, out of the server's lists.")
     ] = {}
+    query: Annotated[
+        str | None,
+        Field(max_length=4096, description="Public query, where the generation retrieves its references; it is not protected."),
+    ] = None
     stream: bool = False
     rights: Annotated[
         str | None, Field(max_length=20_000, description="Signed rights envelope, base64url; else the header Dptrain-Rights.")

@@ -209,7 +209,6 @@ def test_there_is_no_seed_at_this_door(shell, typed):
     "options, code, said",
     [
         (["--adjacency", "add-or-remove"], "ADJACENCY", "number of references would be private"),
-        (["--adjacency", "retrieval"], "ADJACENCY", "nothing is retrieved"),
         (["--partition", "clusters"], "PARTITION", "one text moves others"),
         (["--partition", "length"], "PARTITION", "change batches"),
         (["--partition", "content"], "PARTITION", "choose its batch"),
@@ -273,7 +272,48 @@ def test_the_help_names_every_task_that_comes_along(shell):
 def test_another_set_of_references_in_the_same_folder_is_refused(shell, typed):
     shell.run(*typed, "--out", "run", "--texts", "1")
     write_references(shell.directory / "refs.jsonl", 11)
-    assert shell.json(*typed, "--out", "run", code=1)["error"]["code"] == "RUN_REFERENCES"
+    refused = shell.json(*typed, "--out", "run", code=1)["error"]
+    assert refused["code"] == "RUN_REFERENCES"
+    assert "of other references: number of references 10, now it is 11; digest of ids and labels " in refused["sentence"]
+    write_references(shell.directory / "refs.jsonl", 10)
+    rows = (shell.directory / "refs.jsonl").read_text()
+    (shell.directory / "refs.jsonl").write_text(rows.replace('"r3"', '"s3"'))
+    refused = shell.json(*typed, "--out", "run", code=1)["error"]
+    assert "there are as many, and ids or labels are others; digest of ids and labels " in refused["sentence"]
+
+
+def test_another_plan_in_the_same_folder_is_told_in_words_with_what_a_person_typed_first(shell, typed):
+    shell.run(*typed, "--out", "run", "--texts", "1")
+    words = [*without(typed, "--tokens", "--batch"), "--tokens", "5", "--batch", "4"]
+    refused = shell.json(*words, "--out", "run", code=1)["error"]
+    assert refused["code"] == "RUN_PLAN" and "of another plan: B 3, now it is 4; T 6, now it is 5;" in refused["sentence"]
+    assert "clip norm C 1." in refused["sentence"] and "batch" not in refused["sentence"]
+
+
+def test_the_plan_says_when_more_texts_are_asked_for_than_can_be_paid(shell, typed):
+    [caution] = shell.json(*plan_of(typed), "--plan", "--texts", "9")["cautions"]
+    assert "asks for 9 texts" in caution and "good for 3 at most" in caution
+    assert caution in shell.run(*plan_of(typed), "--plan", "--texts", "9").stdout.replace("\n", " ")
+    assert shell.json(*plan_of(typed), "--plan", "--texts", "3")["cautions"] == []
+    shell.run(*typed, "--out", "run", "--texts", "2")
+    assert shell.json(*plan_of(typed), "--plan", "--texts", "3", "--out", "run")["cautions"] == []
+    [caution] = shell.json(*plan_of(typed), "--plan", "--texts", "4", "--out", "run")["cautions"]
+    assert "good for 3 at most" in caution
+
+
+def test_a_list_of_labels_that_is_a_field_of_the_rows_is_warned_of_and_not_refused(shell, typed):
+    rows = lines_of(shell.directory / "refs.jsonl")
+    for number, row in enumerate(rows):
+        row["mood"] = ("calm", "loud")[number % 2]
+    (shell.directory / "refs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    write_labels(shell.directory / "labels.csv")
+    words = [*plan_of(typed), "--labels", "labels.csv", "--plan"]
+    found = shell.run(*words)
+    assert "labels that were taken out of payloads break the guarantee" in found.stderr and "'mood'" in found.stderr
+    assert "guarantee: labels" not in found.stdout and json.loads(shell.run(*words, "--json").stdout)["batches"] == 2
+    rows[4]["mood"] = "loud"
+    (shell.directory / "refs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert "payloads" not in shell.run(*words).stderr
 
 
 def test_a_budget_elsewhere_outlives_the_run_and_another_run_pays_from_it(shell, typed):

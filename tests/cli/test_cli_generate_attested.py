@@ -101,6 +101,9 @@ def test_the_whole_way_from_a_signature_to_what_an_auditor_finds_of_it(clinic):
     mine = clinic.json("ledger", "show", told["export"], "--key", told["key"], *signed)
     charged = sorted((one["spent_nano"], [text["computed"] for text in one["texts"]]) for one in mine["contributions"])
     assert charged[0] == (0, []) and len(charged) == 7
+    shown = clinic.run("ledger", "show", told["export"], "--key", told["key"], *signed).stdout
+    most = charged[-1][0]
+    assert f"in all  2 texts of 7 contributions, {told['tokens']} tokens; the most charged to one {most} (1e-9 rho)" in shown
     assert all(nano == sum(computed) * 13_888_889 > 0 for nano, computed in charged[1:])
     with BudgetLog.open(Place.of(clinic.directory / "policy.budget.db"), read_only=True) as log:
         [rule] = log.header.generation

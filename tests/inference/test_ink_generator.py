@@ -1,9 +1,11 @@
 """Texts from references: paid before the first forward pass, drawn from public tokens alone, worth what T tokens are worth."""
 
 import copy
+import itertools
 import os
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -230,8 +232,8 @@ def test_rows_are_tested_before_the_first_text_and_now_and_then_after(monkeypatc
 
     asked: list[tuple] = []
 
-    def noted(model: Any, *shape: int, moves: bool, **named: Any) -> Form:
-        asked.append((*shape, moves))
+    def noted(model: Any, *shape: int, **named: Any) -> Form:
+        asked.append((*shape, named))
         return Form()
 
     monkeypatch.setattr(generator, "check_rows", noted)
@@ -241,10 +243,8 @@ def test_rows_are_tested_before_the_first_text_and_now_and_then_after(monkeypatc
     for _ in range(7):
         found.generate(REFERENCES, Meter())
         counts.append(len(asked))
-    assert counts == [1, 1, 1, 2, 2, 2, 3] and set(asked) == {(4, length, PLAN.tokens, False)}
-    retrieved = ink(Plan.for_epsilon(8.0, delta=1e-6, batch=4, tokens=5, adjacency="retrieval"))
-    retrieved.check()
-    assert asked[-1] == (4, length, 5, True)
+    assert counts == [1, 1, 1, 2, 2, 2, 3] and len(asked) == 3
+    assert all((*shape, "moves" in named) == (4, length, PLAN.tokens, False) for *shape, named in asked)
 
 
 def test_a_model_that_couples_rows_generates_nothing_and_nothing_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,6 +370,28 @@ def test_what_is_retrieved_is_paid_for_by_its_corpus(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="CORPUS_PAYS"):
             ink(plan).stream(REFERENCES, BudgetMeter(log, [Unit("user", "anna")]))
         ink(plan).generate(REFERENCES, BudgetMeter(log, [Unit("corpus", "letters")]))
+
+
+def test_a_retrieved_reference_has_a_row_that_was_drawn_at_random_since_its_rank_is_private(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows by rank would let one document that goes move all below it to other rows, which round otherwise."""
+    from dptrain.inference.invisibleink import generator
+
+    seen: list[tuple] = []
+    rows = Prompts.rows
+    monkeypatch.setattr(Prompts, "rows", lambda prompts, found: seen.append(tuple(found)) or rows(prompts, found))
+    monkeypatch.setattr(generator, "check_rows", lambda *shape, **named: False)
+    plan = Plan.for_epsilon(8.0, delta=1e-6, batch=3, tokens=5, adjacency="retrieval")
+    retrieved = ink(plan)
+    for _ in range(120):  # all six orders come but with probability 6 (5/6)^120 < 2e-9
+        retrieved.stream(REFERENCES[:3], Meter()).close()
+    assert {*seen} == {*itertools.permutations(REFERENCES[:3])}
+    seen.clear()
+    fixed = ink(replace(plan, adjacency="zero-out"))
+    for _ in range(5):  # public order stays
+        fixed.stream(REFERENCES[:3], Meter()).close()
+    assert {*seen} == {REFERENCES[:3]}
 
 
 def test_a_process_that_dies_gets_nothing_back(tmp_path: Path) -> None:

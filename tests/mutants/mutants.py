@@ -13,6 +13,7 @@ from tests.mutants.ink import FROM_REFERENCES
 from tests.mutants.mutant import Mutant
 from tests.mutants.narrowed import NARROWED
 from tests.mutants.ranks import ON_RANKS
+from tests.mutants.retrieving import RETRIEVED
 from tests.mutants.served import GATED, SERVED
 from tests.mutants.serving import SERVING
 from tests.mutants.tangents import TANGENTS
@@ -894,5 +895,6 @@ GROUPS = {
     "limits over runs": COUNTS,
     "runs of texts": GENERATED,
     "texts beside runs": TEXTS_BESIDE,
+    "what queries retrieve": RETRIEVED,
 }
 """Mutants by what they break."""

@@ -305,7 +305,7 @@ SERVING = (
         T_SOURCES + "test_another_salt_gives_nobody_a_new_budget",
     ),
     Mutant(
-        "a log holds charges between one kind of neighbours", SOURCES, '    if not pinned(relation("zero-out", 1), stated):',
+        "a log holds charges between one kind of neighbours", SOURCES, '    if not pinned(relation(between, 1), stated):',
         "    if False:", T_SOURCES + "test_a_log_of_charges_between_other_neighbours_is_none_for_these",
     ),
     Mutant(
@@ -314,8 +314,9 @@ SERVING = (
         T_SOURCES + "test_init_makes_a_salt_that_nobody_else_reads_and_a_log_that_knows_it",
     ),
     Mutant(
-        "numbers of contributions are those of their rule", CONFIG, "                if key in self.model_fields_set:\n",
-        "                if False:\n",
+        "numbers of contributions are those of their rule", CONFIG,
+        "for key in (*numbers, \"label_list\"):\n                if key in self.model_fields_set:\n",
+        "for key in (*numbers, \"label_list\"):\n                if False:\n",
         T_SOURCES + "test_of_what_contributors_signed_the_file_says_no_number",
     ),
     Mutant(
@@ -323,7 +324,7 @@ SERVING = (
         T_SOURCES + "test_contributions_that_were_signed_for_generation_make_texts_under_the_rule_of_their_class",
     ),
     Mutant(
-        "generations need a cap of contributions", CONFIG, 'if "contribution" not in self.budget.caps:', "if False:",
+        "generations need a cap of contributions", CONFIG, 'if payer not in self.budget.caps:', "if False:",
         T_SOURCES + "test_without_a_budget_or_a_cap_of_contributions_no_server_starts_and_it_says_what_is_missing",
     ),
     Mutant(

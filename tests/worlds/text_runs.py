@@ -5,7 +5,7 @@ import copy
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,13 @@ from tests.worlds.ink import model, tokenizer
 
 TEXTS = ("a red boat", "", None, "the long, wet road home", "tea", "a cold morning", "rain on the roof")
 TASK = 'public = "Say it."\nprivate = "[[Of {reference}: ]]Say it."\nreference_tokens = 20\n'
+ASK = """
+public = "On {query}: say it."
+private = "[[Of {reference}: ]]On {query}: say it."
+reference_tokens = 20
+labels = ["query"]
+"""
+QUERIES = {"a": "a red boat", "b": "rain on the road", "c": "tea"}
 SALT = bytes(range(32))
 NUMBERS = {"--epsilon": "8", "--delta": "1e-6", "--batch": "3", "--tokens": "6"}
 
@@ -54,6 +61,20 @@ def write_world(folder: Path, count: int = 10, **numbers: str) -> list[str]:
     given = {**NUMBERS, **{f"--{name}": value for name, value in numbers.items()}}
     words = ["generate", "task.toml", "--references", "refs.jsonl", "--model", str(model_folder())]
     return [*words, *(word for pair in given.items() for word in pair)]
+
+
+def write_queries(path: Path, queries: Mapping[str, str] = QUERIES) -> Path:
+    """Writes public queries."""
+    path.write_text("".join(f"{json.dumps({'id': one, 'text': text})}\n" for one, text in queries.items()))
+    return path
+
+
+def write_corpus(folder: Path, count: int = 10, **numbers: str) -> list[str]:
+    """Writes a task with a place for a query, a corpus and queries; returns what a person types to have them answered."""
+    words = write_world(folder, count, share="3", **numbers)
+    (folder / "task.toml").write_text(ASK)
+    write_queries(folder / "queries.jsonl")
+    return [*words, "--adjacency", "retrieval", "--queries", "queries.jsonl"]
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

@@ -1,10 +1,13 @@
 """Turns the options of `dptrain generate` into a task, a plan, references and a budget; without torch."""
 
+import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
+
+import typer
 
 from attest.corpus import open_corpus
 from attest.keys import load_public_key
@@ -13,22 +16,34 @@ from dptrain.cli.gate import _remember, _withdrawn
 from dptrain.cli.generate.shown import plan_text
 from dptrain.cli.inputs import beside, read_registry, read_signed_policy
 from dptrain.cli.options import wrong_if
-from dptrain.cli.output import counting
+from dptrain.cli.output import counted, counting, warned
 from dptrain.cli.results import Result, Told
 from dptrain.errors import ConfigError
 from dptrain.inference.invisibleink import Plan, Task
 from dptrain.inference.invisibleink.formulas import require_mean
 from dptrain.inference.invisibleink.partition import require_hashed
 from dptrain.inference.invisibleink.pool import Pool
-from dptrain.inference.invisibleink.references import References
-from dptrain.inference.invisibleink.run.figures import figures
+from dptrain.inference.invisibleink.references import References, field_of_labels
+from dptrain.inference.invisibleink.retrieval import (
+    ADJACENCY,
+    ATTESTED,
+    CORPUS,
+    Corpus,
+    Lexical,
+    Retrieval,
+    one_query,
+    read_queries,
+    words_of_queries,
+)
+from dptrain.inference.invisibleink.run.figures import figures, queries_paid
 from dptrain.inference.invisibleink.run.purse import CONTRIBUTION, Purse, cap_of
 from dptrain.inference.invisibleink.run.setting import going_on
+from dptrain.inference.invisibleink.run.texts import TEXTS
 from dptrain.inference.invisibleink.run.withdrawing import Withdrawing
 from dptrain.inference.invisibleink.run.withdrawing import beside as withdrawals_beside
 from dptrain.record.earlier_runs import Earlier
 from ledger.budget.log import BudgetLog
-from ledger.errors import AccountantError
+from ledger.errors import LedgerError
 from ledger.leaves import Previous
 from ledger.replay.earlier_runs import SpentRegistry
 from ledger.storage.place import Place
@@ -41,6 +56,8 @@ _OWN: Final = {"epsilon": "--epsilon", "delta": "--delta", "batch": "--batch", "
 """Numbers that the owner of references gives, and that a signed rule has of attested ones."""
 
 _NEEDED: Final = ("epsilon", "delta", "batch", "tokens")
+
+_RETRIEVING: Final = {"queries": "--queries", "query": "--query", "share": "--share", "weights": "--weights"}
 
 _ATTESTED: Final = {"class_name": "--class", "field": "--field", "owner_key": "--owner-key", "registry": "--registry",
                     "ledger": "--ledger", "withdrawal": "--withdrawal", "earlier": "--earlier", "earlier_key": "--earlier-key",
@@ -55,6 +72,10 @@ class Asked:
     corpus: list[Path] | None
     model: str | None
     references: Path | None
+    queries: Path | None
+    query: str | None
+    share: int | None
+    weights: Path | None
     epsilon: float | None
     delta: float | None
     batch: int | None
@@ -70,8 +91,9 @@ class Asked:
     adjacency: str
     partition: str
     aggregation: str
-    budget: Path | None
+    budget: str | None
     budget_key: Path | None
+    state: Path | None
     minibatch: int | None
     compile: bool
     dtype: str
@@ -99,9 +121,11 @@ class Asked:
         """
         require_hashed(self.partition)
         require_mean(self.aggregation)
-        if self.adjacency == "retrieval":
-            sentence = "the references of a run are fixed beforehand by a salted hash, and nothing is retrieved"
-            raise AccountantError("ADJACENCY", f"{sentence}; --plan says under another relation what retrieval would cost")
+        if self.retrieves:
+            self._refuse_beside_queries()
+        else:
+            flags = [flag for name, flag in _RETRIEVING.items() if getattr(self, name) is not None]
+            wrong_if(flags, f"{' and '.join(flags)} goes with --adjacency {ADJACENCY}: else nothing is retrieved")
         if self.policy is not None:
             wrong_if(self.references is not None, "--references are your own, --policy is for attested ones; give one of them")
             wrong_if(not self.corpus, "with --policy give the corpus: directories, or data with attestations beside them")
@@ -122,11 +146,38 @@ class Asked:
                 sentence = "rows of your own have no signed data class, and what stands in a row is part of the payload"
                 raise ConfigError("LABEL_PRIVATE", f"{sentence}; give a public list of id and label")
         wrong_if(self.budget_key is not None and self.budget is None, "--budget-key goes with --budget")
-        wrong_if(self.budget is not None and "://" in str(self.budget), "--budget names a file")
+        wrong_if(self.state is not None and self.budget is None, "--state goes with --budget on a server")
         wrong_if(self.label is not None and self.labels is None, "--label goes with --labels: a public list of id and label")
         wrong_if(self.one and self.texts is not None, "--one makes one text more, --texts says how many are there at the end")
         rows = self.numbers.batch + 1
         wrong_if(self.minibatch is not None and self.minibatch > rows, f"--minibatch is {self.minibatch}, of {rows} rows")
+
+    @property
+    def retrieves(self) -> bool:
+        """Tells whether each query retrieves its references."""
+        return self.adjacency == ADJACENCY
+
+    def _refuse_beside_queries(self) -> None:
+        if self.policy is not None:
+            raise ConfigError("ADJACENCY", ATTESTED)
+        if self.labels is not None or self.label is not None:
+            sentence = "labels form batches, and a query takes its references from the whole corpus, so that there are none"
+            raise ConfigError("LABELS", f"{sentence}; leave --labels out")
+        wrong_if(self.share is None, "--share missing: the number of queries that --epsilon is for; each costs an N-th of it")
+        wrong_if(self.queries is not None and self.query is not None, "--queries is a list, --query a single one; give one")
+        wrong_if(self.texts is not None, "each query has one text; give --queries with those that are to be answered")
+
+    @cached_property
+    def asking(self) -> dict[str, str]:
+        """Returns the queries, by id. Raises ConfigError: as `read_queries` and `words_of_queries`."""
+        found = one_query(self.query) if self.query is not None else {} if self.queries is None else read_queries(self.queries)
+        words_of_queries(self.prompts, found, self.words)
+        return found
+
+    @cached_property
+    def score(self) -> Lexical:
+        """Returns what scores documents. Raises ConfigError: code WEIGHTS."""
+        return Lexical() if self.weights is None else Lexical.read(self.weights)
 
     @cached_property
     def prompts(self) -> Task:
@@ -154,7 +205,12 @@ class Asked:
         """Reads the references, or judges them at the gate. Raises: as `References.read` and `References.admitted`."""
         if self.signed is None:
             wrong_if(self.references is None, "give --references, or --policy with --class and a corpus")
-            return References.read(self.references, salt=salt, labels=self.labels)
+            found = References.read(self.references, salt=salt, labels=self.labels)
+            if self.labels is not None and (name := field_of_labels(self.references, found)) is not None:
+                sentence = f"the labels of {self.labels} are those of the field {name!r:.40} of the rows, for every id"
+                how = "labels that were taken out of payloads break the guarantee: a text that changes would change batches"
+                warned(f"{sentence}; {how}. They may stand where the list was public before the rows were written")
+            return found
         assert self.policy is not None and self.class_name is not None
         registry = read_registry(self.policy, self.registry, self.owner_key)
         corpora = [open_corpus(path) for path in self.corpus or ()]
@@ -212,15 +268,23 @@ class Asked:
         epsilon, delta, batch, tokens = (getattr(self, name) for name in _NEEDED)
         top = "50" if self.top_k is None else self.top_k
         wrong_if(not (top == "all" or (top.isascii() and top.isdigit())), f"--top-k is a whole number or all, got {top!r:.40}")
-        return Plan.for_epsilon(
-            epsilon, delta=delta, batch=batch, tokens=tokens, tau=1.0 if self.tau is None else self.tau,
+        found = Plan.for_epsilon(
+            epsilon, delta=delta, batch=batch, tokens=tokens * (self.share or 1), tau=1.0 if self.tau is None else self.tau,
             k=None if top == "all" else int(top), adjacency=self.adjacency, records=self.records,
         )  # fmt: skip
+        return replace(found, tokens=tokens)
 
     def purse(self, folder: Path) -> Purse:
-        """Returns where the budget lies: that of attested references beside their policy, for all runs of it."""
+        """Returns where the budget lies: that of attested references beside their policy, for all runs of it.
+
+        Raises:
+            typer.BadParameter: the URL names no log, or has no state directory.
+        """
         shared = None if self.policy is None else self.policy.with_name(f"{self.policy.stem}.budget.db")
-        return Purse.of(folder, self.budget or shared, self.budget_key)
+        try:
+            return Purse.of(folder, self.budget or shared, self.budget_key, self.state)
+        except LedgerError as error:
+            raise typer.BadParameter(error.sentence) from error
 
     def spent(self, cites: tuple[Previous, ...] | None) -> SpentRegistry | None:
         """Returns what contributions spent in the earlier ledgers; None where none were named.
@@ -251,6 +315,8 @@ class Asked:
 def planned(asked: Asked) -> Result:
     """Returns the figures of `--plan`; no file of a run is written."""
     asked.refuse_wrong_use()
+    if asked.retrieves:
+        return planned_queries(asked)
     plan, references, batches = asked.numbers, None, None
     _ = asked.prompts, asked.words  # what is wrong with them is told without references too
     purse = asked.purse(asked.out or Path())
@@ -261,26 +327,57 @@ def planned(asked: Asked) -> Result:
         if asked.out is not None:
             references = going_on(asked.out, references)
         batches = asked.batches(references, salt)
-    there = known and purse.log.exists()
-    cap = _cap_there(purse.log) if there and asked.signed is None else cap_of(plan, references, asked.epsilon)
+    there = known and purse.exists
+    cap = _cap_there(purse.log, CONTRIBUTION) if there and asked.signed is None else cap_of(plan, references, asked.epsilon)
     data: dict[str, Any] = figures(plan, batches=batches, cap_nano=cap, minibatch=asked.minibatch)
     if references is not None:
         data |= {"references": len(references), "refused": dict(references.refused), "cautions": asked.cautions(references)}
         if there and (left := _left(purse.log, asked, references, salt)) is not None:
             data["texts_left"] = left
+        most = data.get("texts_left", data["texts_at_most"]) + (_whole(asked.out, asked.label) if there and asked.out else 0)
+        if asked.texts is not None and asked.texts > most:
+            sentence = f"--texts asks for {counted(asked.texts, 'text')}, references and budget are good for {most:,} at most"
+            data["cautions"].append(f"{sentence}: lower it, or B, or give more references")
     return Told(data, plan_text(data))
 
 
-def _left(path: Path, asked: Asked, references: References, salt: bytes) -> int | None:
+def planned_queries(asked: Asked) -> Result:
+    """Returns the figures of `--plan` where each query retrieves its references."""
+    plan, purse = asked.numbers, asked.purse(asked.out or Path())
+    _ = asked.score  # what is wrong with the weights is told here too
+    there = (asked.out is not None or asked.budget is not None) and purse.exists
+    cap = _cap_there(purse.log, CORPUS.kind) if there else cap_of(plan, None, asked.epsilon)
+    data: dict[str, Any] = figures(plan, cap_nano=cap, minibatch=asked.minibatch)
+    data |= queries_paid(plan, cap) | {"queries": len(asked.asking), "cautions": []}
+    if there:
+        with BudgetLog.open(purse.log, read_only=True) as log:
+            data["queries_left"] = Corpus(Retrieval(References(())), plan, log).left()
+    if asked.references is not None:
+        found = asked.rows(bytes(32))
+        data |= {"references": len(found), "cautions": asked.cautions(found)}
+    if len(asked.asking) > (paid := data.get("queries_left", data["queries_at_most"])):
+        sentence = f"{len(asked.asking)} queries are asked, and the budget of the corpus pays for {paid:,} of T tokens each"
+        data["cautions"].append(f"{sentence}: what texts that end early give back may pay for some of the others")
+    return Told(data, plan_text(data))
+
+
+def _whole(folder: Path, label: str | None) -> int:
+    """Returns how many whole texts a run has, of a label where one is named."""
+    path = folder / TEXTS
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return sum(line.endswith(b"\n") and label in (None, json.loads(line).get("label")) for line in lines)
+
+
+def _left(path: Place, asked: Asked, references: References, salt: bytes) -> int | None:
     """Returns how many texts a log holds that is there already; None where some reference is to be admitted to it first."""
-    with BudgetLog.open(Place.of(path), read_only=True) as log:
+    with BudgetLog.open(path, read_only=True) as log:
         if references.rule is not None and not all(log.account(one.unit) in log.state.admitted for one in references):
             return None
         pool = Pool(references, asked.numbers, log, salt)
         return sum(pool.left(label) for label in pool.sizes if asked.label in (None, label))
 
 
-def _cap_there(log: Path) -> int:
-    with BudgetLog.open(Place.of(log), read_only=True) as found:
-        return found.header.cap(CONTRIBUTION) or 0
+def _cap_there(log: Place, unit: str) -> int:
+    with BudgetLog.open(log, read_only=True) as found:
+        return found.header.cap(unit) or 0
 

@@ -25,7 +25,10 @@ def generate(
     ] = None,
     epsilon: Annotated[
         float | None,
-        option("Epsilon of one text, and in a new budget of all texts of a reference; sets the clip norm.", metavar="E"),
+        option(
+            "Epsilon of one text, in a new budget of all texts of a reference; with --share of N queries. Sets the clip norm.",
+            metavar="E",
+        ),
     ] = None,
     delta: Annotated[float | None, option("Delta at which it holds: below one over the references.", metavar="D")] = None,
     batch: Annotated[int | None, option("References B of one text: public, empty ones included.", metavar="B")] = None,
@@ -60,16 +63,46 @@ def generate(
         int, option("Most references of one person: epsilon is for all of them, at m^2 the cost.", metavar="M", min=1)
     ] = 1,
     adjacency: Annotated[
-        str, option("Between what epsilon holds: zero-out, a reference and none; replace-one; zero-logits.", metavar="RELATION")
+        str,
+        option(
+            "Between what epsilon holds: zero-out, a reference and none; replace-one; zero-logits; retrieval, a document of "
+            "the corpus and none, where each query retrieves its references.",
+            metavar="RELATION",
+        ),
     ] = "zero-out",
+    queries: Annotated[
+        Path | None,
+        file_option("QUERIES.jsonl", 'With --adjacency retrieval: public queries, rows {"id", "text"}; each gets a text.'),
+    ] = None,
+    query: Annotated[str | None, option("With --adjacency retrieval: one public query.", metavar="TEXT")] = None,
+    share: Annotated[
+        int | None,
+        option("With --adjacency retrieval: queries that E is for; each costs an N-th of what E is worth.", metavar="N", min=1),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        file_option("WORDS.csv", "With --adjacency retrieval: public weights of words, word,weight; default: all weigh alike."),
+    ] = None,
     partition: Annotated[str, option("How batches are formed; hash, of the ids, is the one way.", metavar="HOW")] = "hash",
     aggregation: Annotated[str, option("How references come together; mean is the one way.", metavar="HOW")] = "mean",
     budget: Annotated[
-        Path | None,
-        option("Budget log that lies elsewhere; default: in RUN, or beside POLICY, for all its runs.", metavar="LOG.db"),
+        str | None,
+        option(
+            "Budget log that lies elsewhere, or postgresql://USER@HOST/DATABASE; default: in RUN, or beside POLICY, for all "
+            "its runs.",
+            metavar="LOG.db",
+        ),
     ] = None,
     budget_key: Annotated[
         Path | None, option("Private key of that log; default: beside it. Made with a new log.", metavar="KEY", dir_okay=False)
+    ] = None,
+    state: Annotated[
+        Path | None,
+        option(
+            "With --budget on a server: folder here for its record, key and salt. Made with a new log.",
+            metavar="DIR",
+            file_okay=False,
+        ),
     ] = None,
     minibatch: Annotated[
         int | None, option("Rows that go through the model at a time; default: all B + 1.", metavar="ROWS", min=1)
@@ -123,6 +156,9 @@ def generate(
     then the gate admits them, and the numbers are those that their class was signed with. All runs of a policy pay from one
     budget, POLICY.budget.db beside it. Signed withdrawals in POLICY.budget.db.withdrawals/ are entered before each text; who is
     gone makes no text, and the run goes on with the others.
+
+    With `--adjacency retrieval` each public query takes the B documents of the corpus that share most words with it. Any query
+    may reach any document, so the corpus pays for each, and costs add up over queries.
 
     First `--plan`, for the clip norm, the number of texts and the price. At the end RUN/export is for auditors: `dptrain ledger
     verify RUN/export --key RUN/budget.pub`. Ctrl-C ends it between two tokens, with exit code 130.

@@ -18,6 +18,7 @@ _RELATIONS = {
 
 def plan_text(data: dict[str, Any]) -> Iterator[Shown]:
     """Yields the figures of a plan."""
+    retrieved = "queries_at_most" in data
     rows: list[tuple[str, str]] = [
         ("epsilon", f"{_up(data['epsilon'])} at delta {data['delta']:g}, {_relation(data)}"),
         ("clip norm C", f"{data['clip_norm']:.6g}"),
@@ -26,12 +27,20 @@ def plan_text(data: dict[str, Any]) -> Iterator[Shown]:
         ("rows per token", f"{data['forward_rows_per_token']} of the model: {data['batch']} references, and one without"),
     ]
     if _up(data["epsilon_cap"]) != _up(data["epsilon"]):
-        rows.insert(1, ("all texts of it", f"epsilon {_up(data['epsilon_cap'])}: what the budget lets each reference spend"))
+        whole = "all texts of it", f"epsilon {_up(data['epsilon_cap'])}: what the budget lets each reference spend"
+        if retrieved:
+            whole = "all queries", f"epsilon {_up(data['epsilon_cap'])}: what the budget lets the corpus spend"
+        rows.insert(1, whole)
     if "texts_at_most" in data:
         whose = counted(data["references"], "reference")
         rows.append(("texts at most", f"{data['texts_at_most']:,}, of {data['batches']:,} batches of {whose}"))
     if "texts_left" in data:
         rows.append(("texts left", f"{data['texts_left']:,}, by what the budget that is there has spent"))
+    if retrieved:
+        asked = f"; {_queries(data['queries'])} given" if data["queries"] else ""
+        rows.append(("queries paid for", f"{data['queries_at_most']:,}, of {data['tokens']:,} tokens each{asked}"))
+    if "queries_left" in data:
+        rows.append(("queries left", f"{data['queries_left']:,}, by what the budget that is there has spent"))
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         yield f"{name:{width}}   {value}"
@@ -40,6 +49,11 @@ def plan_text(data: dict[str, Any]) -> Iterator[Shown]:
         grid = table("label", "batches", "texts at most")
         for one in by_label:
             grid.add_row(one["label"], f"{one['batches']:,}", f"{one['texts_at_most']:,}")
+        yield grid
+    if retrieved:
+        grid = table("after queries", "epsilon of the corpus")
+        for one in data["epsilon_after"]:
+            grid.add_row(f"{one['queries']:,}", _up(one["epsilon"]))
         yield grid
     grid = table("the same clip norm", "epsilon", "between")
     grid.columns[2].justify = "left"
@@ -58,17 +72,27 @@ def made_text(data: dict[str, Any]) -> Iterator[Shown]:
     if data["lost"]:
         yield f"{counted(data['lost'], 'text')} cut before the end: not there, and what was computed is spent"
     if data["exhausted"]:
-        yield "no batch is left whose references can all pay: what is spent does not come back"
+        whole = "no batch is left whose references can all pay"
+        yield f"{'the corpus can pay for no further query' if 'queries' in data else whole}: what is spent does not come back"
     if data["gone"]:
         yield f"{counted(data['gone'], 'reference')} withdrawn or ended since the run began: their batches make no text"
     yield data["guarantee"]
     if _up(data["epsilon_cap"]) != _up(data["epsilon"]):
-        yield f"over all texts of a reference: epsilon {_up(data['epsilon_cap'])}, which its budget never passes"
+        over = "queries for a document of the corpus" if "queries" in data else "texts of a reference"
+        yield f"over all {over}: epsilon {_up(data['epsilon_cap'])}, which its budget never passes"
+    if "queries_left" in data:
+        yield f"the corpus pays for {_queries(data['queries_left'])} more, of T tokens each"
+    if data.get("unanswered"):
+        yield f"{_queries(data['unanswered'])} of {data['queries']:,} without a text"
     yield from _left_out(data)
     yield from data["cautions"]
     if data["stopped"]:
         yield "stopped; the same command goes on"
     yield f"for auditors: {data['verify']}"
+
+
+def _queries(count: int) -> str:
+    return f"{count:,} {'query' if count == 1 else 'queries'}"
 
 
 def _left_out(data: dict[str, Any]) -> Iterator[Shown]:

@@ -1,7 +1,7 @@
 """Show what a ledger, its header and the audit of an export say, for people and as JSON."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -114,6 +114,8 @@ def budget_text(audited: BudgetReport) -> Iterator[Shown]:
         yield from _rule_text(row)
     for one in audited.contributions:
         yield from _charged_text(one)
+    if len(audited.contributions) > 1:
+        yield _together(audited.contributions)
 
 
 def _rule_text(row: RuleRow) -> Iterator[Shown]:
@@ -153,6 +155,19 @@ def _charged_text(row: ContributionRow) -> Iterator[Shown]:
     limit = "" if row.cap_epsilon is None else f" of at most {spent(row.cap_epsilon)} at delta {row.delta:g}"
     yield f"  {counted(len(row.texts), 'text')}, {row.spent_nano} {cap} (1e-9 rho){worth}{limit}"
     yield f"  {row.reserved_nano} reserved, {row.freed_nano} freed: what was never computed, by the operator's word"
+
+
+def _together(rows: Sequence[ContributionRow]) -> Shown:
+    """Returns what was charged to several contributions; a text may have references of more than one."""
+    texts = {text.seq: text for row in rows for text in row.texts}
+    tokens = sum(text.releases if text.computed is None else text.computed for text in texts.values())
+    most = max(row.spent_nano for row in rows)
+    return styled(
+        "bold",
+        "in all",
+        f"  {counted(len(texts), 'text')} of {counted(len(rows), 'contribution')}, {tokens:,} tokens; "
+        f"the most charged to one {most} (1e-9 rho)",
+    )
 
 
 def report_text(report: AuditReport | ReleaseReport, about: str, of: str | None = None) -> Iterator[Shown]:

@@ -18,15 +18,18 @@ if TYPE_CHECKING:
     from dptrain.inference.invisibleink.paying import BudgetMeter
     from dptrain.inference.invisibleink.pool import Pool
     from dptrain.inference.invisibleink.references import Reference, References
+    from dptrain.inference.invisibleink.retrieval import Lexical, Retrieval
     from dptrain.inference.invisibleink.run import Run
 
 __all__ = [
     "BudgetMeter",
     "InvisibleInk",
+    "Lexical",
     "Plan",
     "Pool",
     "Reference",
     "References",
+    "Retrieval",
     "Run",
     "Stream",
     "Task",
@@ -42,8 +45,8 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "BudgetMeter": "paying", "InvisibleInk": "generator", "Pool": "pool", "Reference": "references", "References": "references",
-    "Run": "run", "Stream": "generator", "Token": "generator",
+    "BudgetMeter": "paying", "InvisibleInk": "generator", "Lexical": "retrieval", "Pool": "pool", "Reference": "references",
+    "References": "references", "Retrieval": "retrieval", "Run": "run", "Stream": "generator", "Token": "generator",
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Generates texts from private references with a causal language model: Algorithm 1, streamed, and paid for beforehand."""
 
 import os
+import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -135,6 +136,8 @@ class InvisibleInk:
             sentence = f"the plan has {self.plan.batch} references of one text, got {len(references)}"
             raise ConfigError("BATCH", f"{sentence}; give null ones (None) where there are fewer: B is public")
         prompts = self._prompts(labels)
+        if self.plan.adjacency == "retrieval":  # their order follows from private scores: see `retrieval`
+            references = secrets.SystemRandom().sample(references, len(references))
         rows = prompts.rows(references)
         receipt = _paid(meter, self.plan)
         try:
@@ -171,11 +174,10 @@ class InvisibleInk:
 
     def _check_length(self, length: int) -> None:
         plan = self.plan
-        moves = plan.adjacency == "retrieval"
         with self._checking:
             self._since.pop(length, None)
             self._forms[length] = check_rows(
-                self.model, plan.batch, length, plan.tokens, minibatch=self.minibatch, moves=moves, compile=self.compile,
+                self.model, plan.batch, length, plan.tokens, minibatch=self.minibatch, compile=self.compile,
                 form=self._forms.get(length),
             )  # fmt: skip
             self._since[length] = 0

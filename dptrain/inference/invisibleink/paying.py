@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dptrain.errors import ConfigError, NotPaid
 from dptrain.inference.invisibleink.plan import NAME
@@ -70,3 +71,23 @@ class BudgetMeter:
         if not isinstance(receipt, Paid):
             raise NotPaid("RECEIPT", f"a text is settled with the receipt that it was paid with, got {type(receipt).__name__}")
         self.log.settle_later(receipt.reservation, computed)
+
+
+@dataclass(frozen=True)
+class PaidBefore:
+    """Gives a text the receipt of what was paid before its references were looked at, or made into prompts.
+
+    Attributes:
+        meter: made the receipt, and ends it. receipt: of the text.
+    """
+
+    meter: Any
+    receipt: Any
+
+    def reserve(self, releases: int, *, mechanism: str, nano_rho: int) -> Any:
+        """Returns the receipt; the text holds its number of tokens against its own."""
+        return self.receipt
+
+    def settle(self, receipt: Any, computed: int) -> None:
+        """Ends the reservation, as the meter that made it."""
+        self.meter.settle(receipt, computed)

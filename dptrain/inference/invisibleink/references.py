@@ -321,7 +321,7 @@ def _listed_csv(path: str | Path, text: str) -> Iterator[tuple[int, Mapping[str,
 def _listed_json(path: str | Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            yield number, _object(line.encode(), path, number, "LABELS", '{"id": "...", "label": "..."}')
+            yield number, read_object(line.encode(), path, number, "LABELS", '{"id": "...", "label": "..."}')
 
 
 def _labels(given: str | Path | Mapping[str, str], rows_path: Path, rows: Collection[str]) -> Mapping[str, str]:
@@ -338,6 +338,22 @@ def _labels(given: str | Path | Mapping[str, str], rows_path: Path, rows: Collec
         sentence = f"{missing} of {len(rows)} references have no label in the list"
         raise ConfigError("LABELS", f"{sentence}; give every id one, or none: who has a label is public too")
     return given
+
+
+def field_of_labels(path: str | Path, references: References) -> str | None:
+    """Returns the field of the rows that has the label of every reference, None where none has: such labels may have been
+    taken out of payloads."""
+    labels = {one.id: one.label for one in references}
+    fields: set[str] | None = None
+    with open(path, "rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if line.strip():
+                row = _read(line, Path(path), number)[0]
+                alike = {name for name, value in row.items() if name != "id" and value == labels[row["id"]]}
+                fields = alike if fields is None else fields & alike
+                if not fields:
+                    return None
+    return min(fields or (), default=None)
 
 
 def _fields(path: Path) -> set[str]:
@@ -428,7 +444,7 @@ def _outermost(text: str) -> str:
     return "".join(kept)
 
 
-def _object(line: bytes, path: str | Path, number: int, code: str, form: str) -> dict[str, Any]:
+def read_object(line: bytes, path: str | Path, number: int, code: str, form: str) -> dict[str, Any]:
     """Reads one line of JSONL; says of it only where it stands."""
     try:
         found = json.loads(line.decode("utf-8"), object_pairs_hook=_once_each, parse_constant=_refuse)

@@ -6,6 +6,7 @@ test that fails closes it for good: its running texts end, and requests are refu
 
 import hashlib
 import itertools
+import json
 import logging
 import threading
 from collections import Counter
@@ -19,11 +20,13 @@ import torch
 
 from attest.fixed_point import MICRO, PICO
 from dptrain.errors import ConfigError, DptrainError, NotPrivateUse, without_text
-from dptrain.inference.invisibleink.generator import InvisibleInk, Meter
+from dptrain.inference.invisibleink.generator import InvisibleInk
+from dptrain.inference.invisibleink.paying import PaidBefore
 from dptrain.inference.invisibleink.pool import Batch, Pool
 from dptrain.inference.invisibleink.references import References
+from dptrain.inference.invisibleink.retrieval import QUERY, Corpus, Lexical, Retrieval, checked
 from dptrain.inference.invisibleink.rows import Prompts
-from dptrain.inference.release import Receipt
+from dptrain.inference.invisibleink.run.purse import payer
 from dptrain.serve.artifacts import Artifacts
 from dptrain.serve.config import FromReferences, ServeConfig
 from dptrain.serve.decoding import Served
@@ -40,8 +43,7 @@ from dptrain.serve.generations.sources import (
     task_of,
 )
 from dptrain.serve.metrics import Metrics
-from dptrain.serve.wire import Refused
-from ledger.budget.leaves import CONTRIBUTION
+from dptrain.serve.wire import NO_QUERIES, Refused
 from ledger.budget.log import BudgetLog
 from ledger.budget.rho import NANO, epsilon_of_rho
 from ledger.errors import BudgetExhausted, LeafRefused
@@ -62,22 +64,6 @@ class _Read:
 
     pool: Pool
     digests: Mapping[bytes, bytes]
-
-
-@dataclass(frozen=True)
-class _PaidBefore:
-    """Gives a text the receipt of what was paid before its references were made into prompts."""
-
-    meter: Meter
-    receipt: Receipt
-
-    def reserve(self, releases: int, *, mechanism: str, nano_rho: int) -> Receipt:
-        """Returns the receipt; the text holds its number of tokens against its own."""
-        return self.receipt
-
-    def settle(self, receipt: Receipt, computed: int) -> None:
-        """Ends the reservation, as the meter that made it."""
-        self.meter.settle(receipt, computed)
 
 
 class Offered:
@@ -104,14 +90,15 @@ class Offered:
         self._log, self._salt, self._spent = log, salt_of(table), spent
         references = references_of(table, self._salt)
         self.plan = plan_of(table, references.rule)
-        cap = next(each for each in log.header.caps if each.unit == CONTRIBUTION)
+        cap = next(each for each in log.header.caps if each.unit == payer(self.plan))
         cost, most = self.plan.tokens * self.plan.nano_rho, cap.rho_nano
         self.most = cap.epsilon_micro / MICRO, cap.delta_pico / PICO
         if references.rule is not None and references.rule.generation is not None:
             most = min(most, references.rule.generation.max_rho_nano)
             self.most = epsilon_of_rho(most / NANO, self.plan.delta), self.plan.delta
         if cost > most:
-            sentence = f"a text of generations.{name} costs each reference {cost} (1e-9 rho), and the cap is {most}"
+            whom = "the corpus" if table.retrieve else "each reference"
+            sentence = f"a text of generations.{name} costs {whom} {cost} (1e-9 rho), and the cap is {most}"
             raise ConfigError("SERVE_VALUE", f"{sentence}: none could ever be paid; lower epsilon, clip or tokens")
         self._take(references)
         self._unread: Refused | None = None
@@ -238,8 +225,17 @@ class Offered:
             raise Refused(503, "server_busy", "NOT_CHECKED", f"{sentence}; ask again when /readyz is 200", after=5)
         return ink
 
-    def require_words(self, labels: Mapping[str, str]) -> dict[str, str]:
-        """Returns the labels of a request. Raises Refused: 400, code LABELS, others than the lists have."""
+    @property
+    def asks(self) -> int | None:
+        """Returns the most characters of a query; None where requests have none."""
+        return None
+
+    def require_words(self, labels: Mapping[str, str], query: str | None = None) -> dict[str, str]:
+        """Returns the public words of a text: the labels of a request. Raises Refused: 400, code LABELS, others than the lists
+        have; QUERY, it has a query."""
+        if query is not None:
+            sentence = "the references of this generation do not follow from a query"
+            raise Refused(400, "invalid_request_error", "QUERY", f"{sentence}; leave it out: it would be heeded nowhere")
         lists = self.table.labels
         if set(labels) != set(lists) or any(labels[name] not in words for name, words in lists.items()):
             sentence = f"this generation has the labels {', '.join(sorted(lists)) or 'none'}, each with a public list of words"
@@ -268,7 +264,7 @@ class Offered:
         digests = {account: read.digests[account] for account in (self._log.account(one.unit) for one in batch)}
         return Drawing(text, self._lengths[_key(labels)], partial(self._require, digests))
 
-    def _pay(self, pool: Pool, label: str | None) -> tuple[Batch, _PaidBefore]:
+    def _pay(self, pool: Pool, label: str | None) -> tuple[Batch, PaidBefore]:
         """Returns the next batch that can pay, once it has. Raises as `draw`."""
         plan = self.plan
         for _ in range(_TRIES):
@@ -281,7 +277,7 @@ class Offered:
                 if error.code not in ("WITHDRAWN", "EXPIRED"):
                     raise
                 continue
-            return batch, _PaidBefore(meter, receipt)
+            return batch, PaidBefore(meter, receipt)
         sentence = "other servers are quicker to pay for the references that are left"
         raise Refused(503, "server_busy", "BUSY", f"{sentence}; ask again in a second", after=1)
 
@@ -320,6 +316,78 @@ class Offered:
         return self.closed
 
 
+class Retrieved(Offered):
+    """Is a generation whose references follow from the query of each request, out of the whole corpus, which pays.
+
+    Guarantee: T tokens of a query are reserved before a document is looked at. A text ends before its next token where the
+    corpus changed while it was computed, whichever documents it has: that it ends tells nothing of what was retrieved.
+    """
+
+    def __init__(self, name: str, table: FromReferences, log: BudgetLog) -> None:
+        """Reads weights, task and corpus. Raises ConfigError: code WEIGHTS; else as `Offered`."""
+        self._score = Lexical() if table.weights is None else Lexical.read(table.weights)
+        super().__init__(name, table, log)
+
+    def _take(self, references: References) -> None:
+        said = sorted((one.id, hashlib.sha256(one.text.encode()).hexdigest()) for one in references)
+        digest = hashlib.sha256(json.dumps(said).encode()).digest()
+        self._now = Corpus(Retrieval(references, self._score), self.plan, self._log), digest
+        LOG.info("generation %s has a corpus of %d documents", self.name, len(references))
+
+    @property
+    def asks(self) -> int | None:
+        """Returns the most characters of a query."""
+        return self.table.most_query
+
+    def words(self) -> Iterator[dict[str, str]]:
+        """Yields every choice of labels, with the shortest query; rows of other lengths are tested when they are first met,
+        before they draw."""
+        return ({**words, QUERY: "a"} for words in super().words())
+
+    def require_words(self, labels: Mapping[str, str], query: str | None = None) -> dict[str, str]:
+        """Returns the labels and the query of a request. Raises Refused: 400, code LABELS or QUERY."""
+        words = super().require_words(labels)
+        if query is None or len(query) > self.table.most_query:
+            sentence = f"this generation retrieves references by a query of at most {self.table.most_query} characters"
+            raise Refused(400, "invalid_request_error", "QUERY", f"{sentence}; give one, which is public")
+        return {**words, QUERY: checked(query)}
+
+    def draw(self, labels: dict[str, str]) -> Drawing:
+        """Pays for a query, retrieves its references, and returns what computes its text.
+
+        Raises:
+            Refused: 403, code EXHAUSTED, the corpus cannot pay; 503, as `require_open`. ConfigError: code ROOM.
+        """
+        ink, (corpus, digest) = self.require_open(), self._now
+        torch.set_num_threads(1)  # rows of a new length are tested here
+        try:
+            text = corpus.stream(ink, labels[QUERY], labels=labels)
+        except BudgetExhausted:
+            raise Refused(403, "privacy_budget_exhausted", "EXHAUSTED", NO_QUERIES) from None
+        except NotPrivateUse as error:
+            raise self._close(error) from error
+        return Drawing(text, ink._prompts(labels).length, partial(self._require_corpus, digest))
+
+    def _require_corpus(self, digest: bytes) -> None:
+        self.require_usable()
+        if self._now[1] != digest:
+            sentence = "the corpus was changed while this text was computed"
+            raise Refused(403, "rights_refused", "WITHDRAWN", f"{sentence}; ask again")
+
+    def privacy(self) -> dict[str, Any]:
+        """Returns what an answer says of its text."""
+        unprotected = "the request with its query and labels, the prompts of the task, and what the model was trained on"
+        return super().privacy() | {"protects": "one document of the corpus", "does_not_protect": unprotected}
+
+    def left(self) -> int:
+        """Returns for how many queries the log still pays, where no text ends early."""
+        return self._now[0].left() or 0
+
+
+def _made(name: str, table: FromReferences, log: BudgetLog, spent: SpentRegistry | None) -> Offered:
+    return Retrieved(name, table, log) if table.retrieve else Offered(name, table, log, spent)
+
+
 class Generations:
     """Holds all generations of a server, and tests them in a thread of its own."""
 
@@ -331,7 +399,7 @@ class Generations:
         """
         require_header(config, log.header)
         spent = spent_of(config, log.header)
-        self.all = {name: Offered(name, table, log, spent) for name, table in config.generations.items()}
+        self.all: dict[str, Offered] = {name: _made(name, table, log, spent) for name, table in config.generations.items()}
         for each in self.all.values():
             for _ in each.words():
                 break

@@ -15,9 +15,11 @@ from attest.keys import load_public_key
 from attest.policy import ClassRule, open_policy
 from attest.registry import open_registry
 from dptrain.errors import ConfigError
+from dptrain.inference.invisibleink.formulas import IN_WORDS
 from dptrain.inference.invisibleink.partition import SALT_SIZE, fresh_salt
 from dptrain.inference.invisibleink.plan import NAME, Plan, mechanism, pinned, relation
 from dptrain.inference.invisibleink.references import References
+from dptrain.inference.invisibleink.retrieval import ADJACENCY, QUERY
 from dptrain.inference.invisibleink.run.withdrawing import Withdrawing, beside
 from dptrain.inference.invisibleink.tasks import Task
 from dptrain.record.earlier_runs import Earlier
@@ -35,7 +37,10 @@ def task_of(name: str, table: FromReferences) -> Task:
         ConfigError: code TASK, as `Task`; SERVE_VALUE, the lists of words are of other labels than the task has.
     """
     task = Task.read(table.task) if table.task.endswith(".toml") else Task.shipped(table.task)
-    if set(table.labels) != set(task.labels):
+    if table.retrieve and QUERY not in task.labels:
+        sentence = f"generations.{name} retrieves, and its task has no place for the query"
+        raise ConfigError("SERVE_VALUE", f"{sentence}; write {{{QUERY}}} into both of its prompts, and labels = [{QUERY!r}]")
+    if set(table.labels) != set(task.labels) - ({QUERY} if table.retrieve else set()):
         sentence = f"generations.{name}.labels has lists of {sorted(table.labels)!r:.80}"
         raise ConfigError("SERVE_VALUE", f"{sentence}, the task has the labels {sorted(task.labels)!r:.80}; give one of each")
     if parted(table) and len(task.labels) != 1:
@@ -50,7 +55,9 @@ def parted(table: FromReferences) -> bool:
 
 
 def salt_of(table: FromReferences) -> bytes:
-    """Reads a salt. Raises ConfigError: code SALT, there is none; `--init` makes it."""
+    """Reads a salt; what retrieves needs none, and gets zeros. Raises ConfigError: code SALT, it is gone; `--init` makes it."""
+    if table.salt is None:
+        return bytes(SALT_SIZE)
     try:
         found = read_limited(table.salt, 4096, "salt")
     except FileRefused as error:
@@ -66,7 +73,7 @@ def salt_of(table: FromReferences) -> bytes:
 
 def make_salts(config: ServeConfig) -> None:
     """Makes the salts that the file names, where there are none yet; for nobody but their owner to read."""
-    for path in sorted({each.salt for each in config.generations.values()}):
+    for path in sorted({each.salt for each in config.generations.values() if each.salt is not None}):
         if not path.exists():
             atomic_write(path, fresh_salt(), mode=0o600)
 
@@ -133,12 +140,17 @@ def plan_of(table: FromReferences, rule: ClassRule | None) -> Plan:
         assert rule.generation is not None
         return Plan.of_rule(rule.generation, delta=table.delta)
     assert table.batch is not None and table.tokens is not None
-    k = table.top_k or None
+    k, between = table.top_k or None, adjacency_of(table)
     if table.clip is not None:
-        return Plan(table.batch, table.tokens, table.clip, table.delta, table.tau, k)
+        return Plan(table.batch, table.tokens, table.clip, table.delta, table.tau, k, between)
     assert table.epsilon is not None
-    how = {"delta": table.delta, "batch": table.batch, "tokens": table.tokens, "tau": table.tau, "k": k}
+    how = {"delta": table.delta, "batch": table.batch, "tokens": table.tokens, "tau": table.tau, "k": k, "adjacency": between}
     return Plan.for_epsilon(table.epsilon, **how)
+
+
+def adjacency_of(table: FromReferences) -> str:
+    """Returns between what the epsilon of a generation holds."""
+    return ADJACENCY if table.retrieve else "zero-out"
 
 
 def rules_of(config: ServeConfig) -> list[GenerationRule]:
@@ -214,6 +226,8 @@ def mechanism_of(config: ServeConfig) -> Mechanism | None:
     if not config.generations:
         return None
     given = next((each for each in config.generations.values() if each.attested is None), None)
+    if given is not None and given.retrieve:  # the corpus pays, and needs no salt
+        return mechanism(adjacency=ADJACENCY)
     return mechanism(None if given is None else salt_of(given))
 
 
@@ -239,10 +253,11 @@ def require_header(config: ServeConfig, header: Header) -> None:
     if stated is None:
         sentence = f"the budget log has no mechanism {asked.name}, by which texts from references are paid"
         raise ConfigError("MECHANISM", f"{sentence}; it was made before there were generations: begin another log")
-    if not pinned(relation("zero-out", 1), stated):
-        sentence = "the budget log was not made for charges between one reference and none (zero-out, one record)"
+    between = adjacency_of(next(iter(config.generations.values())))  # one of all
+    if not pinned(relation(between, 1), stated):
+        sentence = f"the budget log was not made for charges between {IN_WORDS[between]} ({between}, one record)"
         raise ConfigError("MECHANISM", f"{sentence}, and charges of two kinds have no sum; begin another log")
-    named = any(each.attested is None for each in config.generations.values())
+    named = any(each.attested is None and not each.retrieve for each in config.generations.values())
     if named and stated.parameters not in (asked.parameters, mechanism().parameters):
         sentence = "the budget log names references under another salt, and each would have a new budget"
         raise ConfigError("SALT", f"{sentence}; put the salt back with which the log was made")

@@ -4,18 +4,23 @@ import shutil
 from pathlib import Path
 
 from tests.frozen.scenario import Case, Scenario
-from tests.worlds.text_runs import model_folder, write_labels, write_world
+from tests.worlds.text_runs import ASK, model_folder, write_labels, write_queries, write_world
 
 
 def _world(directory: Path) -> None:
     write_world(directory)
     write_labels(directory / "labels.csv")
+    (directory / "ask.toml").write_text(ASK)
+    write_queries(directory / "queries.jsonl")
     shutil.copytree(model_folder(), directory / "model")
 
 
 _OWN = "generate task.toml --references refs.jsonl"
 _ALL = f"{_OWN} --epsilon 8 --delta 1e-6 --batch 3 --tokens 6"
 _RUN = f"{_ALL} --model model --device cpu --out run"
+
+_ASK = _ALL.replace("task.toml", "ask.toml") + " --adjacency retrieval"
+_ANSWER = f"{_ASK} --share 2 --queries queries.jsonl --model model --device cpu --out asked"
 
 GENERATING = Scenario(
     "generate",
@@ -36,6 +41,13 @@ GENERATING = Scenario(
         Case("a label of the row", f"{_ALL} --labels ward --plan", code=1),
         Case("no model", f"{_ALL} --out run", code=2),
         Case("a model that is none", f"{_ALL} --model ./nowhere --out third", code=1),
+        Case("plan: more texts than references and budget are good for", f"{_ALL} --texts 9 --plan"),
+        Case("plan: queries", f"{_ASK} --share 20 --queries queries.jsonl --plan"),
+        Case("queries, of which the corpus pays for two", _ANSWER, code=1),
+        Case("plan: queries, of which none is left", f"{_ASK} --share 2 --queries queries.jsonl --out asked --plan"),
+        Case("no share", f"{_ASK} --queries queries.jsonl --plan", code=2),
+        Case("queries by labels", f"{_ASK} --share 2 --labels labels.csv --plan", code=1),
+        Case("a state directory beside a file", f"{_ALL} --budget log.db --state here --plan", code=2),
         Case("a task that is none", _ALL.replace("task.toml", "poems") + " --plan", code=1),
     ],
 )

@@ -45,6 +45,16 @@ def figures(plan: Plan, *, batches: dict[str | None, int] | None = None, cap_nan
     return found
 
 
+def queries_paid(plan: Plan, cap_nano: int) -> dict[str, Any]:
+    """Returns for how many queries the budget of a corpus pays, and the epsilon of all of them after some: costs of queries
+    that retrieve from one corpus add up."""
+    cost = plan.tokens * plan.nano_rho
+    most = cap_nano // cost
+    some = sorted({*(10**power for power in range(len(str(most)))), most} - {0})
+    after = [{"queries": count, "epsilon": epsilon_of_rho(count * cost / NANO, plan.delta)} for count in some if count <= most]
+    return {"queries_at_most": most, "epsilon_after": after}
+
+
 def _others(plan: Plan) -> dict[str, float]:
     """Returns the epsilon of the same clip norm under each relation; drawing from all tokens costs what drawing from k does."""
     found = {}

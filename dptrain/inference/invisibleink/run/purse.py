@@ -1,14 +1,19 @@
 """Opens the budget log of a run, with its key and the salt by which ids of references become units of it.
 
 The salt lies beside the log, and the log's header pins it. So who deletes a run's folder, or the salt, has no new money where
-the log lies elsewhere: the same ids are the same units, and another salt is refused.
+the log lies elsewhere: the same ids are the same units, and another salt is refused. Beside a log on a server means in the
+state directory, and each machine that pays from it has a copy of key and salt there.
+
+Where references are retrieved the corpus pays (`retrieval.CORPUS`), and no salt is needed: a log has one corpus.
 """
 
+import fcntl
 import math
 import os
 import secrets
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,10 +25,11 @@ from dptrain.errors import ConfigError, ResumeRefused
 from dptrain.inference.invisibleink.partition import SALT_SIZE, fresh_salt
 from dptrain.inference.invisibleink.plan import NAME, Plan, mechanism, pin, pinned, relation
 from dptrain.inference.invisibleink.references import References
+from dptrain.inference.invisibleink.retrieval import ADJACENCY, CORPUS
 from ledger.budget.export import export_budget
 from ledger.budget.generation import OverRuns
 from ledger.budget.leaves import Mechanism
-from ledger.budget.log import BudgetLog, BudgetSpec
+from ledger.budget.log import BudgetLog, BudgetSpec, is_log
 from ledger.budget.rho import NANO, cap_nano, epsilon_of_rho
 from ledger.leaves import Previous
 from ledger.note import NoteSigner
@@ -42,22 +48,36 @@ class Purse:
     references stand in the log, with what was signed, before any of them pays.
 
     Attributes:
-        log: the file of the log. key: private; the public one lies beside it (.pub).
+        log: where the log lies. key: private; the public one lies beside it (.pub).
     """
 
-    log: Path
+    log: Place
     key: Path
 
     @classmethod
-    def of(cls, folder: Path, log: Path | None = None, key: Path | None = None) -> "Purse":
-        """Returns the purse of a run: in its folder, or elsewhere where a log is named."""
-        log = folder / "budget.db" if log is None else log
-        return cls(log, log.with_suffix(".key") if key is None else key)
+    def of(
+        cls, folder: Path, log: Path | str | None = None, key: Path | None = None, state: Path | None = None
+    ) -> "Purse":
+        """Returns the purse of a run: in its folder, or elsewhere where a log is named.
+
+        Args:
+            log: a file, or the URL of one on a server. state: directory of what lies beside a log on a server.
+
+        Raises:
+            LedgerError: code URL or STATE.
+        """
+        place = Place.of(folder / "budget.db" if log is None else log, state)
+        return cls(place, place.key if key is None else key)
+
+    @property
+    def exists(self) -> bool:
+        """Tells whether the log is there."""
+        return self.log.file.exists() if self.log.file is not None else is_log(self.log)
 
     @property
     def salt_file(self) -> Path:
         """Returns the path of the salt."""
-        return self.log.with_suffix(".salt")
+        return self.log.key.with_suffix(".salt")
 
     @property
     def public(self) -> Path:
@@ -82,11 +102,12 @@ class Purse:
             if len(found) < SALT_SIZE:
                 raise ConfigError("SALT", f"{path} has {len(found)} bytes, a salt at least {SALT_SIZE}; restore the file")
             return found
-        if self.log.exists():
-            sentence = f"{self.log} is there, and the salt {path} is gone"
+        if self.exists:
+            sentence = f"{self.log.shown} is there, and the salt {path} is gone"
             raise ResumeRefused("SALT", f"{sentence}: another one would make units that have spent nothing; restore the file")
         salt = fresh_salt()
         if make:
+            self.log.make_state_directory()
             try:
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             except FileExistsError:  # another process made one in this moment
@@ -100,9 +121,9 @@ class Purse:
 
     def cites(self) -> tuple[Previous, ...] | None:
         """Returns the ledgers that the log counts; None where it is not there yet. Raises: as `BudgetLog.open`."""
-        if not self.log.exists():
+        if not self.exists:
             return None
-        with BudgetLog.open(Place.of(self.log), read_only=True) as log:
+        with BudgetLog.open(self.log, read_only=True) as log:
             return () if log.header.over_runs is None else log.header.over_runs.previous
 
     def open(
@@ -121,13 +142,14 @@ class Purse:
             previous: ledgers that a new log of attested references counts where somebody has a limit over all runs.
 
         Raises:
-            ResumeRefused: code SALT, the log was made for another salt. ConfigError: code BUDGET, it has no cap for
-                contributions, or no such mechanism, or was made for another adjacency or number of records, or has not the rule
+            ResumeRefused: code SALT, the log was made for another salt. ConfigError: code BUDGET, it has no cap for who
+                pays, or no such mechanism, or was made for another adjacency or number of records, or has not the rule
                 that admitted these, or the key is not its own.
                 KeyRefused: that cannot be read. Else as `BudgetLog.open`.
         """
-        made = not self.log.exists()
-        log = self._create(plan, references, salt, epsilon, previous) if made else BudgetLog.open(Place.of(self.log))
+        with self._alone():
+            made = not self.exists
+            log = self._create(plan, references, salt, epsilon, previous) if made else BudgetLog.open(self.log)
         try:
             if not made:
                 self._require(log, plan, references, salt)
@@ -174,6 +196,18 @@ class Purse:
         else:
             made.rename(directory)
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keeps other processes that share this place from opening the log while it is made, or making it at the same time: one
+        would take the other's mark away."""
+        self.log.make_state_directory()
+        directory = os.open(self.log.directory, os.O_RDONLY)
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(directory)
+
     def _create(
         self, plan: Plan, references: References, salt: bytes, epsilon: float | None, previous: Sequence[Previous]
     ) -> BudgetLog:
@@ -190,48 +224,54 @@ class Purse:
             save_private_key(self.key, generate(), None)
         signer = NoteSigner(f"generate/{secrets.token_hex(8)}", load_private_key(self.key))
         # A contribution that pays for one text has reached every threshold: nobody is told of each.
-        caps, mechanisms = {CONTRIBUTION: (cap, delta)}, [_mechanism(plan, salt if rule is None else None)]
+        caps, mechanisms = {payer(plan): (cap, delta)}, [_mechanism(plan, salt if rule is None else None)]
         over = None if rule is None else OverRuns(tuple(previous), references.limits)
         spec = BudgetSpec(caps=caps, mechanisms=mechanisms, thresholds=(), generation=references.rules, over_runs=over)
-        log = BudgetLog.create(Place.of(self.log), spec, signer)
+        log = BudgetLog.create(self.log, spec, signer)
         atomic_write(self.public, f"{signer.vkey}\n".encode())
         return log
 
     def _signer(self, log: BudgetLog) -> NoteSigner:
         if not self.key.is_file():
-            raise ConfigError("BUDGET", f"the key of {self.log} is not at {self.key}; name it (--budget-key)")
+            raise ConfigError("BUDGET", f"the key of {self.log.shown} is not at {self.key}; name it (--budget-key)")
         found = NoteSigner(log.header.origin, load_private_key(self.key))
         if found.vkey != log.header.log_vkey:
-            raise ConfigError("BUDGET", f"{self.key} is not the key of {self.log}; name that one (--budget-key)")
+            raise ConfigError("BUDGET", f"{self.key} is not the key of {self.log.shown}; name that one (--budget-key)")
         return found
 
     def _require(self, log: BudgetLog, plan: Plan, references: References, salt: bytes) -> None:
         known = log.header.mechanism(NAME)
-        if known is None or log.header.cap(CONTRIBUTION) is None:
-            lacks = "no cap for contributions" if known is not None else f"no mechanism {NAME}"
-            raise ConfigError("BUDGET", f"{self.log} has {lacks}; name a log that 'dptrain generate' made, or a new file")
+        if known is None or log.header.cap(payer(plan)) is None:
+            whom = "the corpus" if payer(plan) == CORPUS.kind else "contributions"
+            lacks = f"no cap for {whom}" if known is not None else f"no mechanism {NAME}"
+            raise ConfigError("BUDGET", f"{self.log.shown} has {lacks}; name a log that 'dptrain generate' made, or a new file")
         if not pinned(relation(plan.adjacency, plan.records), known):
-            sentence = f"{self.log} was not made for --adjacency {plan.adjacency} --records {plan.records}"
+            sentence = f"{self.log.shown} was not made for --adjacency {plan.adjacency} --records {plan.records}"
             raise ConfigError("BUDGET", f"{sentence} (its header: {known.parameters:.300}); what it spent has no sum with that")
         if references.rule is not None:
             if references.signed_rule not in log.header.generation:
-                sentence = f"{self.log} does not have the generation rule of class {references.rule.name} of this policy"
+                sentence = f"{self.log.shown} does not have the generation rule of class {references.rule.name} of this policy"
                 how = "a rule stands in the header of a log, so another policy needs a log of its own (--budget)"
                 told = "which knows nothing of what was spent here: that these contributions spend in one alone is your word"
                 raise ConfigError("BUDGET", f"{sentence}; {how}, {told}")
             if set(references.limits) - set(() if log.header.over_runs is None else log.header.over_runs.limits):
-                sentence = f"{self.log} does not have the limits over all runs that the policy has for its classes"
+                sentence = f"{self.log.shown} does not have the limits over all runs that the policy has for its classes"
                 raise ConfigError("BUDGET", f"{sentence}; begin another log (--budget)")
         elif log.header.generation:
-            sentence = f"{self.log} is for contributions that were signed for generation"
+            sentence = f"{self.log.shown} is for contributions that were signed for generation"
             raise ConfigError("BUDGET", f"{sentence}, and your own were not; begin another log for them")
-        elif not pinned(pin(salt), known):
-            sentence = f"{self.log} was made for another salt than {self.salt_file} holds, or for none"
+        elif plan.adjacency != ADJACENCY and not pinned(pin(salt), known):
+            sentence = f"{self.log.shown} was made for another salt than {self.salt_file} holds, or for none"
             raise ResumeRefused("SALT", f"{sentence}: ids would be units that have spent nothing; restore that salt")
 
 
+def payer(plan: Plan) -> str:
+    """Returns the kind of unit that pays for a text: the corpus where references are retrieved, else each contribution."""
+    return CORPUS.kind if plan.adjacency == ADJACENCY else CONTRIBUTION
+
+
 def cap_of(plan: Plan, references: References | None, epsilon: float | None) -> int:
-    """Returns the most that a contribution may spend in a new log of this plan, in 1e-9 of rho."""
+    """Returns the most that a contribution, or the corpus, may spend in a new log of this plan, in 1e-9 of rho."""
     rule = None if references is None or references.rule is None else references.rule.generation
     if rule is not None:
         return rule.max_rho_nano
@@ -239,6 +279,7 @@ def cap_of(plan: Plan, references: References | None, epsilon: float | None) -> 
 
 
 def _mechanism(plan: Plan, salt: bytes | None) -> Mechanism:
+    salt = None if plan.adjacency == ADJACENCY else salt
     return mechanism(salt, adjacency=plan.adjacency, records=plan.records)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from attest.files import atomic_write
 from dptrain.errors import ResumeRefused
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from dptrain.inference.invisibleink.generator import InvisibleInk, Stream
+    from dptrain.inference.invisibleink.retrieval import Corpus
 
 EXPORT: Final = "export"
 PUBLIC: Final = "budget.pub"
@@ -59,8 +60,11 @@ class Run:
         texts: what is there. pool: gives out batches. log: pays.
     """
 
+    by: ClassVar = "label"
+    """Name of the label of a text in its file."""
+
     def __init__(
-        self, folder: Path, setting: Setting, pool: Pool, purse: Purse, before: Callable[[], object] = lambda: None
+        self, folder: Path, setting: Setting, pool: "Pool | Corpus", purse: Purse, before: Callable[[], object] = lambda: None
     ) -> None:
         """Args: before: called before each text is paid for; it enters withdrawals.
 
@@ -75,7 +79,7 @@ class Run:
         try:
             setting.keep(folder)
             keep_references(folder, pool.references)
-            self.texts = Texts(folder)
+            self.texts = Texts(folder, self.by)
         except BaseException:
             self._alone.__exit__(None, None, None)
             raise

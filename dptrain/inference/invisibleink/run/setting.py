@@ -47,10 +47,13 @@ class Setting:
         model: dict[str, Any],
         budget: dict[str, Any],
         words: dict[str, str] | None = None,
+        score: str | None = None,
     ) -> "Setting":
-        """Returns the setting of a run."""
+        """Returns the setting of a run. ``score``: digest of what scores documents, where they are retrieved."""
         rule = references.rule
         whose = {"class": rule.name, "policy_sha256": (references.policy or b"").hex()} if rule is not None else {}
+        if score is not None:
+            whose = {"score_sha256": score}
         numbers = {**asdict(plan), "nano_rho_per_token": plan.nano_rho, "epsilon": plan.epsilon}
         return cls(
             {"name": task_name, "sha256": task.digest},
@@ -84,7 +87,9 @@ class Setting:
         for name, mine in json.loads(json.dumps(asdict(self))).items():
             there = found.get(name)
             if _unnamed(there) != _unnamed(mine):
-                raise ResumeRefused(f"RUN_{name.upper()}", f"{path} has {name} {_told(there, mine)}; {_HOW}{shared}")
+                other = f"other {name}" if name in ("references", "words") else f"another {name}"
+                sentence = f"{path} is of {other}: {_told(name, there, mine)}"
+                raise ResumeRefused(f"RUN_{name.upper()}", f"{sentence}; {_HOW}{shared}")
 
 
 def keep_references(folder: Path, references: References) -> None:
@@ -122,9 +127,38 @@ def _unnamed(value: Any) -> Any:
     return {key: one for key, one in value.items() if key != "name"} if isinstance(value, dict) else value
 
 
-def _told(there: Any, mine: Any) -> str:
-    """Says where two values of a field differ."""
+_IN_WORDS: Final = {
+    "batch": "B", "tokens": "T", "epsilon": "epsilon of a text", "delta": "delta", "tau": "temperature",
+    "k": "k of the truncation", "adjacency": "adjacency", "records": "most references of one person", "clip": "clip norm C",
+    "nano_rho_per_token": "1e-9 rho of a token", "count": "number of references", "class": "class", "log_key": "key of the log",
+    "dtype": "type", "policy_sha256": "digest of the policy", "ids_sha256": "digest of ids and labels",
+    "score_sha256": "digest of the weights that score documents",
+}  # fmt: skip
+"""Fields of run.json in words, in the order in which a person is told of them; digests come last."""
+
+_DIGESTED: Final = {
+    "references": "there are as many, and ids or labels are others",
+    "task": "its prompts are others",
+    "model": "its tensors or its tokenizer are others",
+}
+"""What it means that nothing but the digest of a field differs."""
+
+
+def _told(name: str, there: Any, mine: Any) -> str:
+    """Says in words where two values of a field differ, and their digests last."""
     if not isinstance(there, dict) or not isinstance(mine, dict):
         return f"{there!r:.80}, now it is {mine!r:.80}"
-    different = [key for key in sorted(there.keys() | mine.keys()) if key != "name" and there.get(key) != mine.get(key)]
-    return ", ".join(f"{key} {there.get(key)!r:.80}, now it is {mine.get(key)!r:.80}" for key in different[:3])
+    places = {key: place for place, key in enumerate(_IN_WORDS)}
+    different = [key for key in there.keys() | mine.keys() if key != "name" and there.get(key) != mine.get(key)]
+    different.sort(key=lambda key: ("sha256" in key, places.get(key, len(places)), key))
+    said = [f"{_IN_WORDS.get(key, key)} {_shown(there, key)}, now it is {_shown(mine, key)}" for key in different]
+    if name in _DIGESTED and not any(key == "count" or key == "dtype" for key in different) and different[0] != "score_sha256":
+        said.insert(0, _DIGESTED[name])
+    return "; ".join(said)
+
+
+def _shown(values: dict[str, Any], key: str) -> str:
+    if key not in values:
+        return "none"
+    value = values[key]
+    return f"{value:.6g}" if isinstance(value, float) else f"{value!s:.80}"

@@ -14,7 +14,8 @@ from dptrain.errors import ResumeRefused
 TEXTS: Final = "texts.jsonl"
 BEGUN: Final = "begun.json"
 
-_KEYS: Final = ("number", "label", "text", "tokens", "finish")
+QUERY: Final = "query"
+"""Stands in the place of ``label`` in texts that answer queries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ class Text:
     """Holds a text of a run. Which references it was made from is not said.
 
     Attributes:
-        number: from 1 on, in the order in which texts were begun. label: public, of its references; None without labels.
+        number: from 1 on, in the order in which texts were begun.
+        label: public, of its references; None without labels. The id of its query where there is one.
         text: with the opening words of the task. tokens: how many were drawn. finish: ``stop``, at an end token, or ``length``.
     """
 
@@ -39,15 +41,18 @@ class Texts:
     Guarantee: a text is in the file whole and synced when `append` returns, and what a crash cut is taken away by the next run.
     `note` is durable when it returns, so a text that was begun and is not in the file is known to be lost.
 
+    Args:
+        label: under which name the label of a text stands in the file.
+
     Attributes:
         whole: texts in the file. of_label: how many of them each label has. tokens: of all of them.
         begun: number of the last text that was begun.
         places: by label, where its batches go on.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, label: str = "label") -> None:
         """Raises ResumeRefused: code TEXTS, a line in the file is no text of a run, or the note of what was begun is none."""
-        self._path, self._begun = folder / TEXTS, folder / BEGUN
+        self._path, self._begun, self._label = folder / TEXTS, folder / BEGUN, label
         self.whole = self.tokens = self.begun = 0
         self.of_label = Counter[str | None]()
         self.places: dict[str | None, int] = {}
@@ -72,7 +77,8 @@ class Texts:
 
     def append(self, text: Text) -> None:
         """Writes a text that has ended."""
-        self._stream.write(f"{json.dumps(asdict(text), ensure_ascii=False)}\n".encode())
+        named = {self._label if key == "label" else key: value for key, value in asdict(text).items()}
+        self._stream.write(f"{json.dumps(named, ensure_ascii=False)}\n".encode())
         self._stream.flush()
         os.fsync(self._stream.fileno())
         self.whole += 1
@@ -85,7 +91,7 @@ class Texts:
 
     def _read(self) -> int:
         """Counts the whole texts; returns where the last one ends."""
-        end = 0
+        end, keys = 0, ("number", self._label, "text", "tokens", "finish")
         if not self._path.exists():
             return end
         with open(self._path, "rb") as stream:
@@ -93,10 +99,10 @@ class Texts:
                 if not line.endswith(b"\n"):
                     break  # cut by a crash
                 found = _object(line)
-                if tuple(found) != _KEYS or not isinstance(found["number"], int) or not isinstance(found["tokens"], int):
+                if tuple(found) != keys or not isinstance(found["number"], int) or not isinstance(found["tokens"], int):
                     raise ResumeRefused("TEXTS", f"{self._path}, line {place} is no text of a run; restore the file")
                 self.whole += 1
-                self.of_label[found["label"]] += 1
+                self.of_label[found[self._label]] += 1
                 self.tokens += found["tokens"]
                 self.begun = max(self.begun, found["number"])
                 end += len(line)
