@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dptrain.inference.invisibleink import Plan
-from dptrain.inference.invisibleink.forward import Forward
+from dptrain.inference.invisibleink.forward import Form, Forward
 from dptrain.inference.invisibleink.retrieval import CORPUS, Retrieval
 from ledger.budget.log import BudgetLog
 from ledger.budget.rho import epsilon_of_rho
@@ -50,7 +50,7 @@ def seen(monkeypatch):
         return begin(forward)
 
     monkeypatch.setattr(Retrieval, "best", look)
-    monkeypatch.setattr("dptrain.inference.invisibleink.generator.check_rows", lambda *shape, **named: False)
+    monkeypatch.setattr("dptrain.inference.invisibleink.generator.check_rows", lambda *shape, **named: Form())
     monkeypatch.setattr(Forward, "begin", run)
     return found
 
@@ -107,7 +107,7 @@ def test_a_query_whose_text_a_crash_cut_is_asked_again_and_paid_again(shell, typ
             raise SystemError("the machine fails")
         return step(forward, token)
 
-    monkeypatch.setattr("dptrain.inference.invisibleink.generator.check_rows", lambda *shape, **named: False)
+    monkeypatch.setattr("dptrain.inference.invisibleink.generator.check_rows", lambda *shape, **named: Form())
     monkeypatch.setattr(Forward, "step", broken)
     with pytest.raises((SystemError, AssertionError)):
         shell.json(*typed, "--out", "run")
@@ -263,3 +263,20 @@ def test_a_task_without_a_place_for_the_query_is_told_how_to_make_one(shell, typ
     (shell.directory / "task.toml").write_text('public = "Say."\nprivate = "[[Of {reference}: ]]Say."\nreference_tokens = 20\n')
     refused = shell.json(*plan_of(typed), code=1)["error"]
     assert refused["code"] == "QUERY" and "labels = ['query']" in refused["sentence"]
+
+
+def test_a_compiled_step_is_made_for_each_length_of_the_queries_to_come_and_not_for_answered_ones(shell, typed, monkeypatch):
+    from dptrain.inference.invisibleink import InvisibleInk
+
+    told: list = []
+    monkeypatch.setattr("dptrain.inference.invisibleink.generator.check_rows", lambda *shape, **named: Form())
+    monkeypatch.setattr(InvisibleInk, "check", lambda ink, words=None: told.append(words["query"]))
+    long = {"long": "a red boat " * 12}
+    write_queries(shell.directory / "queries.jsonl", {"a": QUERIES["a"]})
+    shell.json(*typed, "--out", "run", "--compile")
+    assert told == [QUERIES["a"]]
+    write_queries(shell.directory / "queries.jsonl", {"a": QUERIES["a"], **long})
+    shell.json(*typed, "--out", "run", "--compile")
+    assert told[1:] == [long["long"]]
+    shell.json(*typed, "--out", "run", "--compile")
+    assert len(told) == 2

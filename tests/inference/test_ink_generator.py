@@ -381,7 +381,7 @@ def test_a_retrieved_reference_has_a_row_that_was_drawn_at_random_since_its_rank
     seen: list[tuple] = []
     rows = Prompts.rows
     monkeypatch.setattr(Prompts, "rows", lambda prompts, found: seen.append(tuple(found)) or rows(prompts, found))
-    monkeypatch.setattr(generator, "check_rows", lambda *shape, **named: False)
+    monkeypatch.setattr(generator, "check_rows", lambda *shape, **named: Form())
     plan = Plan.for_epsilon(8.0, delta=1e-6, batch=3, tokens=5, adjacency="retrieval")
     retrieved = ink(plan)
     for _ in range(120):  # all six orders come but with probability 6 (5/6)^120 < 2e-9

@@ -11,6 +11,7 @@ import pytest
 
 from dptrain.errors import ConfigError, NotPrivateUse
 from dptrain.inference.invisibleink import Plan, generator
+from dptrain.inference.invisibleink.forward import Form
 from dptrain.inference.invisibleink.retrieval import CORPUS, Retrieval
 from dptrain.inference.remote import Client, ServerRefused
 from dptrain.serve.config import ServeConfig
@@ -146,7 +147,7 @@ def test_the_client_and_the_socket_ask_queries(corpus: Running) -> None:
 
 def test_rows_of_a_length_that_no_query_had_are_tested_before_they_draw(tmp_path: Path) -> None:
     with asking(tmp_path, queries=3, generation={"most_query": 400}) as world:
-        with mock.patch.object(generator, "check_rows", return_value=False) as check:
+        with mock.patch.object(generator, "check_rows", return_value=Form()) as check:
             for _ in range(2):
                 assert tell(world, query="boat " * 40).status_code == 200
                 assert check.call_count == 1
@@ -183,6 +184,7 @@ def test_a_corpus_that_changed_ends_all_its_texts_whatever_they_retrieved(tmp_pa
     [
         ({"label_list": "labels.csv"}, "whole corpus"),
         ({"labels": {"kind": ["boat"], "query": ["tea"]}}, "has no list"),
+        ({"compile": True}, "compiled for each length"),
         ({"retrieve": None, "salt": "salt"}, "goes with retrieve"),
         ({"references": None, "attested": {"policy": "p", "owner_key": "o", "registry": "r", "class": "c", "corpus": ["c"]}},
          "rule of its own"),
