@@ -3,25 +3,25 @@ among them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import Final
 
+from attest.schema.plain import AHEAD_SECONDS, is_ahead
 from attest.withdrawal import PASSING
 from ledger.accountants import MICRO
+from ledger.audit.among import Among, beyond
 from ledger.audit.findings import MAX_FINDINGS, AuditReport, Finding, weakest
 from ledger.audit.given import Given, read_export
 from ledger.audit.histories import Followed, judge_citations, judge_crossing, longest
 from ledger.audit.remarks import Remarks
-from ledger.audit.texts import Beside, GivenTexts, shown_texts
+from ledger.audit.texts import Beside, GivenTexts, judge_texts_crossing, remark_texts_apart, shown_texts
 from ledger.errors import ExportChanged, LeafRefused, ProofError
 from ledger.leaves import Previous, Withdraw
 from ledger.leaves.header import COMPROMISED, SPENT, TEXTS
 from ledger.replay import Replay
-from ledger.replay.budgets import TOLERANCE_MICRO, Account, Use
 from ledger.replay.contributions import Contribution
 from ledger.replay.earlier_runs import Accounts, Earlier, SpentRegistry, left_out
-from ledger.replay.earlier_texts import EarlierTexts
+from ledger.replay.earlier_texts import WITHDRAWN, EarlierTexts
 
 CARRIED_TOLERANCE_MICRO: Final = 2
 """Most by which what a run says was spent before may lie below the recomputed value, in 1e-6: last bits differ."""
@@ -99,8 +99,8 @@ def hold_against_earlier(
                 beside.uncited(own.digest, budget)
         if not together.findings:
             spent = together.judge_together(runs, counted, [*map(Followed.of, given), mine])
-            beside.apart(runs, counted)
-            beside.crossing(mine, budgets)
+            remark_texts_apart(runs, counted, together.remarks)
+            judge_texts_crossing(mine, budgets, together.fault)
             beside.entered(mine.withdrawn, budgets)
             for budget in budgets:
                 together.judge_left(budget.texts.withdrawn, budget.origin, spent)
@@ -133,6 +133,7 @@ class _Together:
         self.findings: list[Finding] = []
         self.remarks, self.verdicts, self.limits = Remarks(), [report.verdict], list[bool]()
         self._audited_alone = audited
+        self._among = Among(self.fault, self.remarks)
 
     def fault(self, code: str, where: str, sentence: str) -> None:
         self.findings.append(Finding(code, where, sentence))
@@ -240,77 +241,16 @@ class _Together:
     ) -> SpentRegistry:
         """Holds against each other the runs and budgets that are counted, and all runs that were given at their whole sizes,
         this one last; returns what is counted."""
-        self._judge_streams(whole)
+        self._among.judge_streams(whole)
         self.remarks.note(*map(_counted, runs))
-        self._remark_apart(runs)
-        self._judge_plans(runs, texts)
+        self._among.remark_apart(runs)
+        self._among.judge_plans(runs, texts)
         spent = SpentRegistry(runs, texts)
         self._judge_spent(spent)
         for other in whole[:-1]:
             self.judge_left(other.withdrawn, other.run.header.origin, spent)
         judge_crossing(whole, self.fault)
         return spent
-
-    def _judge_streams(self, whole: Sequence[Followed]) -> None:
-        """Refuses a noise stream that two runs share, cited or not; each run by itself was judged as it was verified."""
-        seen: set[bytes] = set()
-        for run in (item.run for item in whole):
-            own = {window.noise_stream for window in run.windows}
-            if shared := seen & own:
-                told = f"{len(shared)} noise streams of {run.header.origin} were used in another run too"
-                told = f"{told}, {min(shared).hex()} among them: the noise of two releases would cancel"
-                self.fault("NOISE_REUSED", "seq 0", told)
-            seen |= own
-
-    def _remark_apart(self, runs: Sequence[Earlier]) -> None:
-        """Tells of cited runs that share contributions though neither counts the other, as if both had been first."""
-        for one, other in combinations(runs, 2):
-            counted = {before.header_digest for run in (one.run, other.run) for before in run.header.previous}
-            shared = sum(name in other.run.contributions for name, item in one.run.contributions.items() if not item.unnamed)
-            shared += min(sum(one.run.register.unnamed), len(other.run.contributions))  # they may be the same
-            shared += min(sum(other.run.register.unnamed), len(one.run.contributions))
-            if shared and counted.isdisjoint((one.cited.header_digest, other.cited.header_digest)):
-                told = f"{one.cited.origin} and {other.cited.origin} share {shared} contributions and neither counts the other"
-                why = "what is said of limits over runs holds if neither was chosen by looking at the other's model"
-                self.remarks.qualify("EARLIER_APART", f"{told}: {why}")
-
-    def _judge_plans(self, runs: Sequence[Earlier], texts: Sequence[EarlierTexts]) -> None:
-        """Holds every cited run, as it was planned, against limits with the runs and budgets that it counts itself.
-
-        A filter lets through what it has room for beforehand: where a run without room stopped early may depend on what it saw.
-        """
-        for earlier in runs:
-            header, own = earlier.run.header, Accounts(earlier.run)
-            counted = {before.header_digest for before in header.previous}
-            if not counted:
-                continue  # its own plan was judged as its export was verified
-            registry = SpentRegistry(
-                [other for other in runs if other.cited.header_digest in counted],
-                [other for other in texts if other.cited.header_digest in counted],
-            )
-            if any(earlier.run.register.unnamed):
-                told = f"what contributions that stayed in {header.origin} had spent before it, and their limits"
-                self.remarks.qualify("EARLIER_TOLD", f"{told}, nothing shows any more")
-            unheld = 0
-            for name, contribution in earlier.run.contributions.items():
-                if contribution.unnamed or own.of(name) is None:
-                    continue
-                use, may = _beyond(registry, name, contribution, own.planned(contribution), header.delta)
-                if use is not None:
-                    told = f"{name.hex()}: {use.limit} over all runs; as {header.origin} was planned that could have been"
-                    self.fault(
-                        "BUDGET", header.origin, f"{told} {use.epsilon:.6f}, wherever it stopped: it must not have begun"
-                    )
-                    break
-                unheld += may
-            self._remark_unheld(unheld, header.origin)
-
-    def _remark_unheld(self, count: int, origin: str) -> None:
-        """Tells of limits that cannot be held against runs of which nothing says any more who stayed."""
-        if count:
-            told = f"{count} contributions of {origin}, as it was planned, pass a limit over all runs with what some spent whom"
-            why = "an earlier run names no more: whether they are among these nothing shows"
-            self.remarks.qualify("EARLIER_TOLD", f"{told} {why}")
 
     def _judge_spent(self, registry: SpentRegistry) -> None:
         """Holds what every admission says against what is recomputed, and tells the largest totals per class.
@@ -338,7 +278,7 @@ class _Together:
                 told = f"{name.hex()} had spent {spent * MICRO:.3f} (1e-6) before, the leaf says {terms.carried_micro}"
                 self.fault("CARRIED", where, told)
             untold += before != known and _says_less(contribution, registry.composed(before, delta))
-            use, may = _beyond(registry, name, contribution, own.planned(contribution), delta)
+            use, may = beyond(registry, name, contribution, own.planned(contribution), delta)
             unheld += use is None and may
             if use is not None:
                 told = f"{name.hex()}: {use.limit} over all runs; with this one as planned {use.epsilon:.6f} of it is used"
@@ -352,7 +292,7 @@ class _Together:
         if untold:
             told = f"{untold} contributions are said to have spent less before than some did whom an earlier run names no more"
             self.remarks.qualify("EARLIER_TOLD", f"{told}: whether they are among these nothing shows; totals count it")
-        self._remark_unheld(unheld, run.header.origin)
+        self._among.remark_unheld(unheld, run.header.origin)
         if unnamed:
             self.remarks.note(
                 f"the ADMIT leaves of {unnamed} contributions that stayed are gone: what they are said to have spent before, "
@@ -374,8 +314,13 @@ class _Together:
         for leaf in withdrawn:
             here = run.contributions.get(leaf.descriptor_hash)
             late = leaf.reason in PASSING or leaf.time > run.header.time or leaf.descriptor_hash in registry.withdrawn
-            if here is not None and not late and run.steps(here):
-                self._tell_withdrawn(here, origin, leaf)
+            if here is None or late or not run.steps(here):
+                continue
+            if leaf.reason == WITHDRAWN and is_ahead(leaf.time + 2 * AHEAD_SECONDS, run.header.time):
+                told = f"{leaf.descriptor_hash.hex()} was withdrawn in {origin} (leaf {leaf.seq}) within the hour before this"
+                self.remarks.note(f"{told} run, which may have read that budget before, and was in the pool of steps here")
+                continue
+            self._tell_withdrawn(here, origin, leaf)
 
     def _tell_withdrawn(self, contribution: Contribution, origin: str, leaf: Withdraw) -> None:
         sentence = f"{leaf.descriptor_hash.hex()} was withdrawn in {origin} (leaf {leaf.seq}, {leaf.reason})"
@@ -396,20 +341,6 @@ def _summarised(report: AuditReport) -> Iterator[str]:
         if row.pruned:
             told = f"the bodies of {row.pruned} of the leaves {row.first} to {row.end - 1} are gone; what was spent was"
             yield f"{told} recomputed from what stays, on the word of {', '.join(row.vouchers) or 'nobody'}"
-
-
-def _beyond(
-    registry: SpentRegistry, name: bytes, contribution: Contribution, planned: Account, delta: float
-) -> tuple[Use | None, bool]:
-    """Returns the limit that is exceeded by what leaves say, if any; and whether one is exceeded with what the contribution may
-    have spent besides, in runs of which nothing says any more who stayed."""
-    known = registry.accounts(name, contribution.terms, named=True)
-    use = registry.worst(known, planned, delta)
-    if use is not None and use.too_much(TOLERANCE_MICRO):
-        return use, True
-    most = registry.accounts(name, contribution.terms)
-    use = None if most == known else registry.worst(most, planned, delta)
-    return None, use is not None and use.too_much(TOLERANCE_MICRO)
 
 
 def _says_less(contribution: Contribution, before: float) -> bool:

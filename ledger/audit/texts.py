@@ -6,7 +6,7 @@ was withdrawn or admitted there, have a say in what a run counts: not what was c
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -22,6 +22,9 @@ from ledger.replay.earlier_texts import WITHDRAWN, EarlierTexts
 
 USE_TOLD: Final = "USE_TOLD"
 """Qualifier of a budget log (`ledger.budget.audit.report.WORDS`) that a run which counts it notes."""
+
+
+_APART: Final = "what is said of limits over runs holds if neither was chosen by looking at what the other released"
 
 
 class Signed(NamedTuple):
@@ -197,38 +200,6 @@ class Beside:
             told = f"{origin}, a budget log, began after this run and does not count it, and may admit who took part here"
             self._remarks.note(f"{told}: limits are not held against it; audit it with --earlier of this")
 
-    def apart(self, runs: Sequence[Earlier], counted: Sequence[EarlierTexts]) -> None:
-        """Tells of a run and a budget that may share contributions though neither counts the other, as if both had been first.
-        """
-        for earlier, texts in product(runs, counted):
-            linked = {item.header_digest for item in (*earlier.previous, *(texts.previous or ()))}
-            shared = _may_share(earlier.run, texts)
-            if shared and linked.isdisjoint((earlier.cited.header_digest, texts.cited.header_digest)):
-                told = f"{earlier.cited.origin} and the budget log {texts.cited.origin} may share {shared} contributions"
-                why = "what is said of limits over runs holds if neither was chosen by looking at what the other released"
-                self._remarks.qualify("EARLIER_APART", f"{told} and neither counts the other: {why}")
-
-    def crossing(self, own: Followed, shown: Sequence[ShownTexts]) -> None:
-        """Holds the contributions of the run against those of budgets, as `ledger.audit.histories.judge_crossing` does between
-        runs: one descriptor says one thing, and one commitment is of one descriptor. Of each kind the first is named."""
-        for item in shown:
-            found: dict[str, tuple[int, str]] = {}
-            for name, signed in item.read.signed.items():
-                here, number = own.run.contributions.get(name), own.anchors.number(signed.content)
-                terms = None if here is None or here.unnamed else here.terms
-                if here is not None and terms is not None:
-                    if (terms.class_name, terms.bounds) != (signed.class_name, signed.bounds):
-                        found.setdefault("EARLIER_TERMS", (here.seq, f"{name.hex()} is of another class or has other bounds"))
-                    if terms.limit != signed.limit:
-                        told = f"{name.hex()} signed another limit of epsilon, or none"
-                        found.setdefault("LIMIT", (here.seq, told))
-                other = None if number is None else own.run.register.by_number[number]
-                if other is not None and not other.unnamed and other.descriptor_hash != name:
-                    told = f"{other.descriptor_hash.hex()} has the content commitment of {name.hex()}"
-                    found.setdefault("EARLIER_ANCHOR", (other.seq, told))
-            for code, (seq, told) in found.items():
-                self._fault(code, f"seq {seq}", f"{told}, by the leaves of {item.origin}; one descriptor says one thing")
-
     def entered(self, withdrawn: Sequence[Withdraw], shown: Sequence[ShownTexts]) -> None:
         """Looks in the budgets for the withdrawals that the run says it has from them."""
         known = {(leaf.descriptor_hash, leaf.evidence_hash) for item in shown for leaf in item.texts.withdrawn}
@@ -237,6 +208,46 @@ class Beside:
         if missing:
             told = f"{len(missing)} withdrawals are entered as of a budget log, leaf {missing[0].seq} among them"
             self._remarks.note(f"{told}, and no budget that was given has them: give newer exports of these")
+
+
+def remark_texts_apart(runs: Sequence[Earlier], counted: Sequence[EarlierTexts], remarks: Remarks) -> None:
+    """Tells of a run and a budget, or of two budgets, that may share contributions though neither counts the other, as if both
+    had been first."""
+    for earlier, texts in product(runs, counted):
+        linked = {item.header_digest for item in (*earlier.previous, *(texts.previous or ()))}
+        shared = _may_share(earlier.run, texts)
+        if shared and linked.isdisjoint((earlier.cited.header_digest, texts.cited.header_digest)):
+            told = f"{earlier.cited.origin} and the budget log {texts.cited.origin} may share {shared} contributions"
+            remarks.qualify("EARLIER_APART", f"{told} and neither counts the other: {_APART}")
+    for one, other in combinations(counted, 2):
+        linked = {item.header_digest for item in (*(one.previous or ()), *(other.previous or ()))}
+        classes = one.allowed.keys() & other.allowed.keys()
+        if classes and linked.isdisjoint((one.cited.header_digest, other.cited.header_digest)):
+            named = ", ".join(sorted(classes))
+            told = f"the budget logs {one.cited.origin} and {other.cited.origin} have rules for {named}"
+            remarks.qualify("EARLIER_APART", f"{told} and neither counts the other: {_APART}")
+
+
+def judge_texts_crossing(own: Followed, shown: Sequence[ShownTexts], fault: Report) -> None:
+    """Holds the contributions of the run against those of budgets, as `ledger.audit.histories.judge_crossing` does between
+    runs: one descriptor says one thing, and one commitment is of one descriptor. Of each kind the first is named."""
+    for item in shown:
+        found: dict[str, tuple[int, str]] = {}
+        for name, signed in item.read.signed.items():
+            here, number = own.run.contributions.get(name), own.anchors.number(signed.content)
+            terms = None if here is None or here.unnamed else here.terms
+            if here is not None and terms is not None:
+                if (terms.class_name, terms.bounds) != (signed.class_name, signed.bounds):
+                    found.setdefault("EARLIER_TERMS", (here.seq, f"{name.hex()} is of another class or has other bounds"))
+                if terms.limit != signed.limit:
+                    told = f"{name.hex()} signed another limit of epsilon, or none"
+                    found.setdefault("LIMIT", (here.seq, told))
+            other = None if number is None else own.run.register.by_number[number]
+            if other is not None and not other.unnamed and other.descriptor_hash != name:
+                told = f"{other.descriptor_hash.hex()} has the content commitment of {name.hex()}"
+                found.setdefault("EARLIER_ANCHOR", (other.seq, told))
+        for code, (seq, told) in found.items():
+            fault(code, f"seq {seq}", f"{told}, by the leaves of {item.origin}; one descriptor says one thing")
 
 
 def _may_share(run: Replay, texts: EarlierTexts) -> int:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from attest import sign1
+from attest.attestation import Attestation
 from attest.descriptor import SignedDescriptor
 from attest.fixed_point import PICO, from_pico
 from attest.gate.checks import Share
@@ -32,7 +33,7 @@ from ledger.errors import LeafRefused
 from ledger.leaves import Previous, Withdraw
 from ledger.leaves.header import TEXTS
 from ledger.leaves.kinds import as_leaf
-from ledger.replay.budgets import Limit, Spending, Use
+from ledger.replay.budgets import Limit, Spending, Use, limits_over
 from ledger.replay.contributions import AdmitSpec
 from ledger.replay.earlier_runs import SpentRegistry
 from ledger.replay.earlier_texts import WITHDRAWN, Allowed, EarlierTexts
@@ -114,69 +115,100 @@ def require_cited(header: Header, spent: SpentRegistry) -> None:
         raise LeafRefused("EARLIER", f"the log counts other ledgers than were named; it counts {named}: name those again")
 
 
+def own_texts(header: Header) -> EarlierTexts:
+    """Returns a log as it counts itself: what its rules let contributions spend, by class."""
+    cites = None if header.over_runs is None else header.over_runs.previous
+    return EarlierTexts(cited_as(header, 1, bytes(32)), header.time, header.time, cites, _allowed(header))
+
+
 class Admitting:
     """Judges who may be admitted to a log by what is in no leaf of it: runs that it counts, and shares of contributors.
 
     Args:
-        state: of the log, as it stands while this is used.
+        state: of the log. own: as it counts itself (`own_texts`), one object as long as it is open.
         spent: the runs that the header cites, each as it is cited or longer; None for whom it cites none, or nobody named them.
         shares: by the registry and the policy of the log; None where caps of contributors are not held.
     """
 
-    def __init__(self, state: BudgetState, spent: SpentRegistry | None, shares: "Shares | None" = None) -> None:
+    def __init__(
+        self, state: BudgetState, own: EarlierTexts, spent: SpentRegistry | None, shares: "Shares | None" = None
+    ) -> None:
         header = state.header
-        self._state, self._spent, self._shares = state, spent or SpentRegistry(), shares
+        self._state, self._own, self._spent, self._shares = state, own, spent or SpentRegistry(), shares
         self._delta = next((cap.delta_pico for cap in header.caps if cap.unit == CONTRIBUTION), 0) / PICO
-        cites = None if header.over_runs is None else header.over_runs.previous
-        self._unnamed = () if spent is not None else cites or ()
-        own = cited_as(header, 1, bytes(32))
-        self._own = EarlierTexts(own, header.time, header.time, cites, _allowed(header))
+        self._unnamed = () if spent is not None else own.previous or ()
         self._held = Counter[tuple[str, str]]()
-        if shares is not None:
-            self._held.update(shares.holder(found.corpus, found.key_id) for found in state.admitted.values())
 
-    def used(self, descriptor_hash: bytes, signed: SignedDescriptor) -> tuple[bool, Use | None]:
+    def used(self, descriptor_hash: bytes, signed: SignedDescriptor, *, named: bool = False) -> tuple[bool, Use | None]:
         """Tells whether a contribution has a limit over all runs, and of which limit it could use most with all texts that its
         rule allows; None where it has none.
 
         Guarantee: where that is not too much, what the contribution spent in the runs that the log counts, and whatever it pays
         for texts of the log, stay within its own limit, that of its class, and those of the policies of these runs.
+
+        Args:
+            named: whether to count only what leaves say of it by name, and not what it may have spent besides.
         """
         said = _said(descriptor_hash, signed)
         own = self._own.of(said)
         if own is None:
-            return False, None
-        before = self._spent.accounts(descriptor_hash, said)
-        return bool(own.limits), self._spent.worst(before, own, self._delta)
+            return signed.limit[0] > 0, None
+        before = self._spent.accounts(descriptor_hash, said, named=named)
+        return bool(limits_over((*before, own))), self._spent.worst(before, own, self._delta)
 
-    def require(self, leaf: Reference) -> None:
-        """Refuses a contribution that could pass a limit, or whose contributor has as many as registry and policy allow.
+    def refusal(self, descriptor_hash: bytes, signed_as: Attestation) -> LeafRefused | None:
+        """Says why a contribution may not be admitted, by the ledgers that the log counts; None where it may. It takes no turn
+        of the log.
 
-        Guarantee: on return no limit that `used` knows can be passed; it was withdrawn in no run that the log counts; and with
-        ``shares`` neither the contributor, nor the person behind several, has as many contributions in the log as they may,
-        those that were withdrawn since among them.
+        Guarantee: where it may, no limit that `used` knows can be passed; it was withdrawn in no ledger that the log counts;
+        and no budget that the log counts has admitted it, whose rule is one over all texts.
 
-        Raises:
-            LeafRefused: code BUDGET, WITHDRAWN or CONTRIBUTOR_CAP; EARLIER, the log counts ledgers that nobody named; or that
-                of the reader of descriptors.
+        Returns:
+            LeafRefused: code BUDGET, WITHDRAWN or TOGETHER; EARLIER, the log counts ledgers that nobody named; or that of the
+                reader of descriptors.
         """
+        try:
+            with as_leaf(what="the descriptor of a reference: "):
+                signed = SignedDescriptor.from_cbor(signed_as.descriptor)
+        except LeafRefused as error:
+            return error
         if self._unnamed:
             named = ", ".join(one.origin for one in self._unnamed)
-            raise LeafRefused("EARLIER", f"the log counts {named}; name these ledgers again, for somebody new to be admitted")
-        with as_leaf(what="the descriptor of a reference: "):
-            signed, said = SignedDescriptor.from_cbor(leaf.descriptor), sign1.read(leaf.sign1).headers
-        if leaf.account in self._spent.withdrawn:
-            origin, withdrawn = self._spent.withdrawn[leaf.account]
-            raise LeafRefused("WITHDRAWN", f"the contribution was withdrawn in {origin} (leaf {withdrawn.seq}); leave it out")
-        _, use = self.used(leaf.account, signed)
+            return LeafRefused("EARLIER", f"the log counts {named}; name these ledgers again, for somebody new to be admitted")
+        if descriptor_hash in self._spent.withdrawn:
+            origin, withdrawn = self._spent.withdrawn[descriptor_hash]
+            return LeafRefused("WITHDRAWN", f"the contribution was withdrawn in {origin} (leaf {withdrawn.seq}); leave it out")
+        if (other := self._spent.admitted_to_texts(descriptor_hash)) is not None:
+            sentence = f"{other} admitted it too, and its rule there is one over all texts"
+            return LeafRefused("TOGETHER", f"{sentence}: have it pay from that budget, or leave it out")
+        _, use = self.used(descriptor_hash, signed)
         if use is not None and use.too_much():
             sentence = f"{use.limit} over all runs; with its texts and what was spent before it could use {use.epsilon:.6g}"
-            raise LeafRefused("BUDGET", f"{sentence}; leave it out")
+            return LeafRefused("BUDGET", f"{sentence}; leave it out")
+        return None
+
+    def count(self) -> None:
+        """Counts who was admitted to the log as it stands now."""
         if self._shares is not None:
-            held = self._shares.holder(signed.corpus, said.key_id)
-            if self._held[held] >= (most := self._shares.cap(said.key_id)):
-                sentence = f"{held[1]} has {self._held[held]} contributions in this log, registry and policy allow {most}"
-                raise LeafRefused("CONTRIBUTOR_CAP", f"{sentence}; who withdrew counts on")
+            shares = self._shares
+            self._held.update(shares.holder(found.corpus, found.key_id) for found in self._state.admitted.values())
+
+    def require_share(self, leaf: Reference) -> None:
+        """Refuses a contribution whose contributor has as many as registry and policy allow.
+
+        Guarantee: with ``shares`` neither the contributor, nor the person behind several, has as many contributions in the log
+        as they may, those that were withdrawn since among them.
+
+        Raises:
+            LeafRefused: code CONTRIBUTOR_CAP.
+        """
+        if self._shares is None:
+            return
+        signed, said = SignedDescriptor.from_cbor(leaf.descriptor), sign1.read(leaf.sign1).headers
+        held = self._shares.holder(signed.corpus, said.key_id)
+        if self._held[held] >= (most := self._shares.cap(said.key_id)):
+            sentence = f"{held[1]} has {self._held[held]} contributions in this log, registry and policy allow {most}"
+            raise LeafRefused("CONTRIBUTOR_CAP", f"{sentence}; who withdrew counts on")
 
     def took(self, leaf: Reference) -> None:
         """Takes in that a leaf was appended."""

@@ -32,7 +32,7 @@ from attest.files import atomic_write, read_limited
 from attest.schema.cards import card
 from attest.schema.plain import BACK_SECONDS, machine_time, utc
 from ledger.budget import mark
-from ledger.budget.counted import Admitting, Shares, require_cited
+from ledger.budget.counted import Admitting, Shares, own_texts, require_cited
 from ledger.budget.generation import CONTRIBUTIONS, GenerationRule, OverRuns, class_of
 from ledger.budget.group_commit import GroupCommit
 from ledger.budget.leaves import (
@@ -223,7 +223,7 @@ class BudgetLog:
         self.place, self.header, self.read_only = place, header, read_only
         self._store, self._secret = store, secret
         self._process, self._lock, self._broken = os.getpid(), threading.RLock(), False
-        self._state = BudgetState(header)
+        self._state, self._own = BudgetState(header), own_texts(header)
         self._frontier = Frontier()
         self._frontier.append(leaf_hash(encode_leaf(header)))
         self._root = (1, self._frontier.root())
@@ -386,22 +386,27 @@ class BudgetLog:
         """
         if not self.header.generation:
             raise LeafRefused("RULE", "the header has no rules of generation: contributions are records of the operator's here")
-        admitted: list[bytes] = []
-        refused: dict[bytes, LeafRefused] = {}
-        judge: Admitting | None = None
         if spent is not None:
             require_cited(self.header, spent)
+        wanted = {hashlib.sha256(one.descriptor).digest(): one for one in attestations}
+        judge = Admitting(self._state, self._own, spent, shares)
+        new = [account for account in wanted if account not in self._state.admitted]
+        wrong = {account: judge.refusal(account, wanted[account]) for account in new}  # takes long, and no turn
+        admitted: list[bytes] = []
+        refused: dict[bytes, LeafRefused] = {}
         with self._guarded(), self._turn("admitting") as append:
             time = self._time(now)
-            for one in attestations:
-                account = hashlib.sha256(one.descriptor).digest()
+            judge.count()
+            for account in new:
+                one, why = wanted[account], wrong[account]
                 if account in self._state.admitted:
                     continue
-                judge = judge or Admitting(self._state, spent, shares)
                 try:
                     leaf = Reference(self._state.size, time, class_of(one), one.descriptor, one.sign1)
                     self._state.check_reference(leaf)
-                    judge.require(leaf)
+                    if why is not None:
+                        raise why
+                    judge.require_share(leaf)
                     append(leaf)
                 except LeafRefused as error:  # a leaf that is refused changes nothing
                     refused[account] = error

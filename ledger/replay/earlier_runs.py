@@ -153,6 +153,10 @@ class SpentRegistry:
                     found.setdefault(leaf.descriptor_hash, (earlier.cited.origin, leaf))
         return found
 
+    def admitted_to_texts(self, descriptor_hash: bytes) -> str | None:
+        """Returns the origin of a budget that admitted a contribution to texts; None without one."""
+        return next((texts.cited.origin for texts in self._texts if descriptor_hash in texts.admitted), None)
+
     def withdrawn_among(self, admitted: Iterable[bytes]) -> Iterator[tuple[bytes, str, bytes]]:
         """Yields descriptor hash, reason and evidence of every withdrawal to enter again where these are admitted."""
         for name in admitted:
@@ -206,6 +210,23 @@ class SpentRegistry:
             self._worst[key] = max(uses, key=Use.share, default=None)
         return self._worst[key]
 
+    def require_countable(self, corpus: str, time: int) -> None:
+        """Refuses ledgers that what begins at a time over a corpus cannot count.
+
+        Raises:
+            LeafRefused: code EARLIER_CORPUS, a run is of another corpus, and counts nothing here; EARLIER_TIME, a ledger has
+                leaves that are dated later.
+        """
+        for counted in self._counted:
+            if wrong := counted.misdates(time):
+                how = "set the clock of this machine right, or that of the earlier ledger back (dptrain ledger set-clock)"
+                raise LeafRefused("EARLIER_TIME", f"it cannot begin now: {wrong}; {how}")
+        for earlier in self._runs:
+            if earlier.run.header.policy.corpus != corpus:
+                sentence = f"{earlier.cited.origin} is a run over {earlier.run.header.policy.corpus}, none of whose"
+                sentence = f"{sentence} contributions can be in {corpus}; name the earlier runs over this corpus"
+                raise LeafRefused("EARLIER_CORPUS", sentence)
+
     def require_within(self, header: Header, admissions: Iterable[AdmitSpec]) -> None:
         """Refuses a run that could bring a contribution above a limit of epsilon over all runs: its own, or of its class.
 
@@ -216,15 +237,7 @@ class SpentRegistry:
             LeafRefused: code EARLIER_CORPUS, an earlier run is of another corpus, and counts nothing here; EARLIER_TIME, one
                 has leaves that are dated after the new run begins.
         """
-        for counted in self._counted:
-            if wrong := counted.misdates(header.time):
-                how = "set the clock of this machine right, or that of the earlier ledger back (dptrain ledger set-clock)"
-                raise LeafRefused("EARLIER_TIME", f"this run cannot begin now: {wrong}; {how}")
-        for earlier in self._runs:
-            if earlier.run.header.policy.corpus != header.policy.corpus:
-                sentence = f"{earlier.cited.origin} is a run over {earlier.run.header.policy.corpus}, none of whose"
-                sentence = f"{sentence} contributions can be in {header.policy.corpus}; name the earlier runs over this corpus"
-                raise LeafRefused("EARLIER_CORPUS", sentence)
+        self.require_countable(header.policy.corpus, header.time)
         plans = Plans(header)
         beyond: dict[tuple[tuple[Account, ...], Account], list[AdmitSpec]] = {}
         for admission in admissions:

@@ -11,7 +11,7 @@ from typing import Final
 
 from attest.schema.plain import is_ahead, utc
 from ledger.leaves import Previous, Withdraw
-from ledger.replay.budgets import Account, Limit, Spending, signed_limit
+from ledger.replay.budgets import Account, Limit, Spending, Use, signed_limit
 from ledger.replay.contributions import Signed
 
 WITHDRAWN: Final = "withdrawn-from-texts"
@@ -48,7 +48,7 @@ class EarlierTexts:
     admitted: frozenset[bytes] = frozenset()
     corpora: frozenset[str] = frozenset()
     withdrawn: tuple[Withdraw, ...] = ()
-    _accounts: dict[tuple[str, tuple[int, int]], Account] = field(default_factory=dict, repr=False, compare=False)
+    _accounts: dict[tuple[str, tuple[int, int]], Account | None] = field(default_factory=dict, repr=False, compare=False)
 
     def of(self, signed: Signed) -> Account | None:
         """Returns the account of everybody who signed this class and limit; None where the log takes nobody like that.
@@ -60,9 +60,11 @@ class EarlierTexts:
             return None
         key = (signed.class_name, limit)
         if key not in self._accounts:
-            limits = (*signed_limit(limit), *([] if rule.limit is None else [rule.limit]))
+            own = signed_limit(limit)
+            limits = (*own, *([] if rule.limit is None else [rule.limit]))
             order = (len(self.previous or ()), self.began)
-            self._accounts[key] = Account(order, rule.spending, rule.spending, limits)
+            taken = not any(Use(one, rule.spending.epsilon(one.pair[1])).too_much() for one in own)
+            self._accounts[key] = Account(order, rule.spending, rule.spending, limits) if taken else None
         return self._accounts[key]
 
     def at(self, cited: Previous, last_time: int | None = None) -> "EarlierTexts":

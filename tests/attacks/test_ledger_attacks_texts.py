@@ -148,8 +148,9 @@ def test_what_texts_may_cost_is_counted_for_everybody_of_the_class_admitted_ther
 
 
 def least_limit(registry: SpentRegistry, one: AdmitSpec) -> int:
-    """The least limit, in 1e-6, under which a run may begin; the order by which is counted hangs on the limit."""
-    low, high = 0, 200 * MICRO
+    """The least limit, in 1e-6, under which a run may begin; the order by which is counted hangs on the limit. Below what texts
+    alone may cost a budget takes nobody, and so counts for nobody."""
+    low, high = int(WHOLE * MICRO) if registry.of_anybody(one) else 0, 200 * MICRO
     while high - low > 1:
         middle = (low + high) // 2
         said = replace(one, max_epsilon_micro=middle, max_delta_pico=10**6)
@@ -425,3 +426,32 @@ def test_a_withdrawal_of_a_budget_hides_no_reason_where_no_budget_is_counted(tmp
         report = verify_export(export, KEYS, now=LATER + 5000, withdrawals=tmp_path / "signed")
         assert [found.code for found in report.findings] == expected
         assert ("WITHDRAWALS_TOLD" in report.qualifiers) is bool(expected)
+
+
+def test_a_limit_below_what_texts_alone_may_cost_is_one_that_the_budget_takes_nobody_with(tmp_path):
+    budget = Budget(tmp_path, admits=())
+    one = attested(30, max_epsilon_micro=int(WHOLE * MICRO) - 10, max_delta_pico=10**6)
+    assert [error.code for error in budget.log.admit([one], now=NOW).refused.values()] == ["LIMIT"]
+    registry = SpentRegistry([], [texts(budget.export())])
+    assert registry.accounts(name_of(one), member(one, SpentRegistry())) == ()
+
+
+def test_two_budgets_that_a_run_counts_and_that_do_not_count_each_other_are_told_apart(tmp_path):
+    first, second = Budget(tmp_path, "b1"), Budget(tmp_path, "b2", signer=SECOND, log_id=bytes(15) + b"9")
+    one, other = first.export(), second.export()
+    registry = SpentRegistry([], [texts(one), texts(other)])
+    export = run(tmp_path, "r3", member(FOUR[0], registry), previous=registry.previous)
+    found = audited(export, one, other)
+    assert not found.findings and "EARLIER_APART" in found.qualifiers
+
+
+def test_a_withdrawal_that_a_run_may_not_have_seen_yet_in_a_budget_that_it_counts_is_a_note(tmp_path):
+    """It read the budget, somebody was withdrawn there, and it began: all within seconds."""
+    budget = Budget(tmp_path)
+    registry = SpentRegistry([], [texts(budget.export())])
+    budget.log.withdraw(unit(FOUR[0]), now=NOW + 5)
+    budget.now = NOW + 5
+    newer = budget.export()
+    for now, expected in ((NOW + 6, []), (NOW + 9000, ["EARLIER_WITHDRAWN"])):
+        export = run(tmp_path, f"r{now}", member(FOUR[0], registry), previous=registry.previous, now=now)
+        assert codes(export, newer) == expected

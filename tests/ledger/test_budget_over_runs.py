@@ -25,7 +25,7 @@ from ledger.budget.leaves import Header, Withdrawn, decode_leaf, encode_leaf
 from ledger.budget.log import BudgetLog
 from ledger.budget.rho import NANO, epsilon_of_rho
 from ledger.errors import LeafRefused
-from ledger.leaves.header import SPENT
+from ledger.leaves.header import COMPROMISED, SPENT, TEXTS
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.replay.budgets import Spending, composed
@@ -33,10 +33,11 @@ from ledger.replay.earlier_runs import SpentRegistry
 from tests.worlds.gate import BOB, CORPUS, MICRO, NOW, OWNER, make_registry
 from tests.worlds.generating import DECODING, FOUR, attested, brought, created, signed, spec, text_of, unit
 from tests.worlds.ledgers import OTHER_KEY, SIGNER, Driver, admission, header_spec, signed_policy
+from tests.worlds.retained_ledgers import ANNA, AUDITORS, BEN, vouched_for
 
 RUN = NoteSigner("ledger.example/before", OTHER_KEY)
 DELTA = 1e-6
-NOISE = 1_200_000
+NOISE = 1_100_000
 RHO = DECODING.max_rho_nano / NANO
 TEXTS_ALONE = epsilon_of_rho(RHO, DELTA)
 """What all texts of a contribution are worth at DELTA."""
@@ -53,16 +54,18 @@ def digest(signed_as: Attestation) -> bytes:
 
 def run_policy(**changes: Any) -> SignedPolicy:
     """The policy of a run over the same corpus, of the same owner; noise is low, so that it costs something."""
-    found = signed_policy().policy
+    whole = {name: changes.pop(name) for name in ("retention_epochs", "auditors", "auditor_quorum") if name in changes}
+    found = signed_policy(**whole).policy
     first, second = found.classes
-    tight = replace(second, noise_multiplier_micro=NOISE, sampling_rate=Fraction(1, 10), **changes)
+    bounds = {"clip_norm_micro": MICRO, "noise_multiplier_micro": NOISE, "sampling_rate": Fraction(1, 40)}
+    tight = replace(second, **bounds, **changes)
     policy, root = replace(found, classes=(first, tight), corpus=CORPUS), make_registry().root()
     return verify_policy(*sign_policy(policy, OWNER, owner="owner", registry_root=root), keys.public_bytes(OWNER))
 
 
 def trained(folder: Path, *who: Attestation, name: str = "one", windows: int = 2, signer: NoteSigner = RUN, **how: Any) -> Path:
     """The export of a run in which these took part, by the word of its operator, closed before NOW."""
-    said = {"close": True, "now": NOW - 1000, "withdraw": (), "limits": True, "anchors": {}} | how
+    said = {"close": True, "now": NOW - 1000, "withdraw": (), "limits": True, "anchors": {}, "bounds": {}} | how
     spec = header_spec(run_policy(), owner_key=keys.public_bytes(OWNER), registry_root=make_registry().root())
     with Ledger.create(folder / f"{name}.db", spec, signer, now=said["now"]) as ledger:
         driver = Driver(ledger, now=said["now"], streams=1000)
@@ -70,8 +73,8 @@ def trained(folder: Path, *who: Attestation, name: str = "one", windows: int = 2
             terms = SignedDescriptor.from_cbor(one.descriptor)
             limit = {"max_epsilon_micro": terms.limit[0], "max_delta_pico": terms.limit[1]} if said["limits"] else {}
             named = said["anchors"].get(number, digest(one))
-            known = admission(number, "sensitive", sigma_micro=NOISE)
-            known = replace(known, descriptor_hash=named, anchor=terms.content, **limit)
+            known = admission(number, "sensitive", clip_micro=MICRO, sigma_micro=NOISE)
+            known = replace(known, descriptor_hash=named, anchor=terms.content, **{**limit, **said["bounds"]})
             driver.admit(known)
         driver.steps(windows)
         for one in said["withdraw"]:
@@ -153,7 +156,7 @@ def expected(steps: int, micro: int) -> float:
     from dp_accounting.rdp import RdpAccountant
 
     def curve(count: int) -> list[float]:
-        event = PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0))  # noise 1 at clip norm 1 of `open`, at a clip norm of 0.5
+        event = PoissonSampledDpEvent(1 / 40, GaussianDpEvent(NOISE / MICRO))
         return list(RdpAccountant(list(renyi.ORDERS)).compose(SelfComposedDpEvent(event, count))._rdp)
 
     spent, planned = curve(steps), curve(50)  # 40 steps, and 10 done again
@@ -194,7 +197,8 @@ def test_a_limit_that_the_policy_of_an_earlier_run_had_for_the_class_binds_texts
     )
     with Ledger.create(folder / "tight.db", spec, RUN, now=NOW - 1000) as ledger:
         driver = Driver(ledger, now=NOW - 1000, streams=1000)
-        driver.admit(replace(admission(0, "sensitive", sigma_micro=NOISE), descriptor_hash=digest(FOUR[0])))
+        known = admission(0, "sensitive", clip_micro=MICRO, sigma_micro=NOISE)
+        driver.admit(replace(known, descriptor_hash=digest(FOUR[0])))
         driver.steps(3)
         driver.epoch()
         ledger.finish(now=driver.tick())
@@ -370,7 +374,7 @@ def test_who_is_admitted_above_a_limit_is_found(where: Any, folder: Path, monkey
     spent = counting(run)
     with created(where(), over_runs=over(spent)) as log:
         assert admitted(log, *who, spent=spent) == ["BUDGET", None]
-    monkeypatch.setattr("ledger.budget.counted.Admitting.require", lambda self, leaf: None)
+    monkeypatch.setattr("ledger.budget.counted.Admitting.refusal", lambda self, name, signed_as: None)
     export = exported(where(), *who, spent=spent)
     assert audited(export, run)[2] == [("BUDGET", "seq 1")]
     assert audited(export)[2] == [], "without the run nothing shows it"
@@ -380,7 +384,7 @@ def test_who_was_withdrawn_in_a_run_and_makes_texts_is_found(
     where: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = trained(folder, *WHO, withdraw=WHO[:1])
-    monkeypatch.setattr("ledger.budget.counted.Admitting.require", lambda self, leaf: None)
+    monkeypatch.setattr("ledger.budget.counted.Admitting.refusal", lambda self, name, signed_as: None)
     export = exported(where(), *WHO, spent=counting(run))
     assert audited(export, run)[2] == [("EARLIER_WITHDRAWN", "seq 1")]
 
@@ -438,6 +442,7 @@ def test_another_budget_that_is_counted_adds_all_that_its_rules_allow(where: Any
         with created(where(), over_runs=over(spent)) as log:
             assert admitted(log, limited(7, micro), spent=spent) == codes, "nobody has paid there, and may"
             assert admitted(log, limited(6, HIGH), spent=spent) == ["WITHDRAWN"]
+            assert admitted(log, limited(5, HIGH), spent=spent) == ["TOGETHER"], "a rule is one over all texts"
     assert SPENT not in {one.reason for one in spent.previous}
 
 
@@ -456,7 +461,7 @@ def beside(path: Path, *others: Path) -> Any:
 
 
 def test_an_auditor_holds_a_budget_against_another_one_that_it_counts(where: Any) -> None:
-    export, spent = another(where(), WHO[0])
+    export, spent = another(where(), limited(8, HIGH))
     [cited] = spent.previous
     good = exported(where(), *WHO, spent=spent)
     assert beside(good)[1:] == (("CONSENT_TOLD", "EARLIER_TOLD", "LIMITS_ALONE", "RULES_TOLD"), [])
@@ -482,3 +487,134 @@ def test_a_budget_that_is_left_out_is_found_where_somebody_in_both_has_a_limit(w
         export = export_budget(log, log.place.file.with_suffix(".export"))  # type: ignore[union-attr]
     _, qualifiers, findings = beside(export, later)
     assert findings == [] and "LIMITS_ALONE" in qualifiers
+
+
+# --- what was found by reading as an attacker does -------------------------------------------------------------------------
+
+
+def cited_otherwise(place: Path, spent: SpentRegistry, **change: Any) -> Path:
+    """The export of a log that cites a run otherwise than it is."""
+    [cited] = spent.previous
+    return exported(place, *WHO, spent=SpentRegistry([replace(spent._runs[0], cited=replace(cited, **change))]))
+
+
+def test_a_run_that_is_cited_as_a_budget_which_need_not_be_closed_is_found(where: Any, folder: Path) -> None:
+    run = trained(folder, *WHO)
+    export = cited_otherwise(where(), counting(run), size=3, root=earlier_root(run, 3), reason=TEXTS)
+    assert [code for code, _ in audited(export, run)[2]] == ["EARLIER_NAME"]
+    lost = cited_otherwise(where(), counting(run), size=3, root=earlier_root(run, 3), reason=COMPROMISED)
+    assert "EARLIER_COMPROMISED" in {code for code, _ in audited(lost, run)[2]}
+
+
+def test_what_a_run_quotes_is_held_against_what_contributors_signed_to_the_log(where: Any, folder: Path) -> None:
+    for name, code, lie in (
+        ("clip", "EARLIER_TERMS", {"bounds": {"clip_micro": 10_000}}),
+        ("noise", "EARLIER_TERMS", {"bounds": {"sigma_micro": 100 * NOISE}}),
+        ("limit", "LIMIT", {"limits": False}),
+    ):
+        run = trained(folder, *WHO, name=name, **lie)
+        assert code in {found for found, _ in audited(exported(where(), *WHO, spent=counting(run)), run)[2]}, name
+
+
+def test_runs_that_a_log_counts_are_held_against_each_other(where: Any, folder: Path) -> None:
+    one, other = (trained(folder, WHO[number], name=f"r{number}", signer=signer) for number, signer in ((0, RUN), (1, SIGNER)))
+    export = exported(where(), *WHO, spent=counting(one, other))
+    found = verify_budget(export, [SIGNER.vkey, RUN.vkey], now=NOW + 60, minimum_size=1, runs=[one, other])
+    assert {one.code for one in found.findings} == {"NOISE_REUSED"}
+    apart = trained(folder, *WHO, name="apart", signer=SIGNER, now=NOW - 500)
+    qualifiers = audited(exported(where(), *WHO, spent=counting(trained(folder, *WHO), apart)), folder / "one", apart)[1]
+    assert "EARLIER_APART" in qualifiers
+
+
+def pruned(folder: Path, *who: Attestation, name: str = "gone") -> tuple[Path, Path]:
+    """The exports of a closed run, whole and without the leaves of who stayed."""
+    policy = run_policy(retention_epochs=1, auditors=AUDITORS, auditor_quorum=2)
+    spec_ = header_spec(policy, owner_key=keys.public_bytes(OWNER), registry_root=make_registry().root())
+    began = NOW - 100 * 86400
+    driver = Driver(Ledger.create(folder / f"{name}.db", spec_, RUN, now=began), now=began)
+    for number, one in enumerate(who):
+        terms = SignedDescriptor.from_cbor(one.descriptor)
+        limit = {"max_epsilon_micro": terms.limit[0], "max_delta_pico": terms.limit[1], "anchor": terms.content}
+        driver.admit(replace(admission(number, "sensitive", clip_micro=MICRO, sigma_micro=NOISE), descriptor_hash=digest(one),
+                             **limit))  # fmt: skip
+    with driver.ledger as ledger:
+        for _ in range(2):
+            driver.steps(3)
+            driver.epoch()
+        ledger.summarise(now=driver.tick())
+        vouched_for(driver, ANNA, BEN)
+        driver.steps(1)
+        driver.epoch()
+        ledger.finish(now=driver.tick())
+        vouched_for(driver, ANNA, BEN)
+        whole = ledger.export(folder / f"{name} whole")
+        ledger.prune(who_stays=True)
+        return whole, ledger.export(folder / name)
+
+
+def test_a_pruned_run_takes_no_word_back_and_makes_no_honest_log_fail(where: Any, folder: Path) -> None:
+    low = int(TEXTS_ALONE * MICRO) + 1
+    tight = (limited(0, 4 * MICRO), limited(1, 4 * MICRO))
+    whole, gone = pruned(folder, *tight)
+    assert "EARLIER_LEFT_OUT" in {code for code, _ in audited(exported(where(), *tight), whole)[2]}
+    _, qualifiers, findings = audited(exported(where(), *tight), gone)
+    assert findings == [] and {"LIMITS_ALONE", "EARLIER_TOLD"} <= {*qualifiers}
+    others = (limited(8, low), limited(9, low))  # in no run, but who reads the pruned one does not know
+    counted = exported(where(), *others, spent=counting(whole))
+    assert audited(counted, whole)[2] == []
+    _, qualifiers, findings = audited(counted, gone)
+    assert findings == [] and "EARLIER_TOLD" in qualifiers
+
+
+def test_a_log_in_which_nobody_has_a_limit_is_honest_beside_a_run_that_it_does_not_count(where: Any, folder: Path) -> None:
+    run = trained(folder, *FOUR[:2])
+    for counts in (over(), None):
+        assert audited(exported(where(), *FOUR[:2], over_runs=counts), run)[2] == []
+
+
+def test_limits_of_another_policy_and_budgets_that_may_admit_more_leave_limits_alone(where: Any, folder: Path) -> None:
+    spec_ = header_spec(
+        run_policy(max_epsilon_total_micro=9 * MICRO),
+        owner_key=keys.public_bytes(OWNER),
+        registry_root=make_registry().root(),
+    )
+    with Ledger.create(folder / "limits.db", spec_, RUN, now=NOW - 1000) as ledger:
+        driver = Driver(ledger, now=NOW - 1000, streams=1000)
+        terms = SignedDescriptor.from_cbor(FOUR[0].descriptor)
+        known = admission(0, "sensitive", clip_micro=MICRO, sigma_micro=NOISE, anchor=terms.content)
+        driver.admit(replace(known, descriptor_hash=digest(FOUR[0])))
+        driver.steps(1)
+        driver.epoch()
+        ledger.finish(now=driver.tick())
+        run = ledger.export(folder / "limits")
+    export = exported(where(), *FOUR[:2], spent=counting(run))
+
+    def found(*others: Path) -> Any:
+        told = verify_budget(export, [SIGNER.vkey, RUN.vkey], now=NOW + 60, minimum_size=1, runs=[run], others=others)
+        return told.qualifiers, {one.code for one in told.findings}
+
+    assert "LIMITS_ALONE" not in found()[0]
+    empty, _ = another(where(), FOUR[2], now=NOW - 5)
+    assert "LIMITS_ALONE" in found(empty)[0], "it may admit more"
+    assert found(another(where(), FOUR[0], now=NOW - 5)[0])[1] == {"EARLIER_LEFT_OUT"}
+
+
+def test_who_is_read_again_and_again_and_refused_leaves_nothing_behind(where: Any, folder: Path) -> None:
+    low = int(TEXTS_ALONE * MICRO) + 1
+    who = [limited(20 + number, low + number) for number in range(5)]
+    spent = counting(trained(folder, *who))
+    with created(where(), over_runs=over(spent)) as log:
+        sizes = set()
+        for _ in range(3):
+            assert admitted(log, *who, spent=spent) == ["BUDGET"] * 5
+            sizes.add(len(spent._worst))
+        assert len(sizes) == 1
+
+
+def test_what_begins_over_another_corpus_or_before_what_it_counts_counts_nothing(folder: Path) -> None:
+    spent = counting(trained(folder, *WHO))
+    spent.require_countable(CORPUS, NOW)
+    for corpus, time, code in (("another", NOW, "EARLIER_CORPUS"), (CORPUS, NOW - 9000, "EARLIER_TIME")):
+        with pytest.raises(LeafRefused) as refused:
+            spent.require_countable(corpus, time)
+        assert refused.value.code == code

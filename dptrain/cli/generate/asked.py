@@ -299,7 +299,10 @@ class Asked:
             return None
         owner = load_public_key(beside(self.policy, self.owner_key, "owner.pub", "--owner-key"))
         with counting("reading earlier ledgers"):
-            return Earlier(self.earlier, keys=self.earlier_key or ()).registry(cites, owner)
+            found = Earlier(self.earlier, keys=self.earlier_key or ()).registry(cites, owner)
+        if cites is None and self.signed is not None:
+            found.require_countable(self.signed.policy.corpus, int(time.time()))
+        return found
 
     def withdrawing(self, log: BudgetLog, references: References) -> Withdrawing | None:
         """Returns what enters withdrawals of attested references into a log. Raises: as `open_registry`."""

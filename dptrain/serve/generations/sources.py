@@ -188,7 +188,11 @@ def spent_of(config: ServeConfig, header: Header | None = None) -> SpentRegistry
         sentence = "budget.earlier names ledgers, and no generation has attested references"
         raise ConfigError("SERVE_VALUE", f"{sentence}: nobody's spending there would count; leave it out")
     cites = None if header is None else () if header.over_runs is None else header.over_runs.previous
-    return Earlier(earlier, keys=config.budget.earlier_keys).registry(cites, load_public_key(given.owner_key))
+    owner = load_public_key(given.owner_key)
+    found = Earlier(earlier, keys=config.budget.earlier_keys).registry(cites, owner)
+    if header is None:
+        found.require_countable(open_policy(given.policy, owner).policy.corpus, int(time.time()))
+    return found
 
 
 def over_runs_of(config: ServeConfig) -> OverRuns | None:

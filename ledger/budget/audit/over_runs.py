@@ -2,23 +2,28 @@
 
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
 from attest.descriptor import SignedDescriptor
 from attest.withdrawal import PASSING
+from ledger.audit.among import Among
 from ledger.audit.earlier import INHERITED
 from ledger.audit.findings import AuditReport, Report, Verdict
 from ledger.audit.given import Given, Leaves, read_export
-from ledger.audit.histories import Followed, longest
-from ledger.audit.texts import ReadTexts
+from ledger.audit.histories import Followed, judge_crossing, longest
+from ledger.audit.remarks import Remarks
+from ledger.audit.texts import GivenTexts, ShownTexts, judge_texts_crossing, remark_texts_apart, shown_texts
 from ledger.audit.verify import verify_export
-from ledger.budget.counted import Admitting, cited_as
+from ledger.budget.audit.read import read_texts
+from ledger.budget.counted import Admitting, cited_as, own_texts
 from ledger.budget.leaves import Reference, decode_leaf
 from ledger.budget.state import BudgetState
 from ledger.errors import ExportChanged, LeafRefused, ProofError
 from ledger.leaves import Previous
-from ledger.leaves.header import SPENT
+from ledger.leaves.header import COMPROMISED, SPENT, TEXTS
+from ledger.replay import Replay
 from ledger.replay.budgets import TOLERANCE_MICRO
 from ledger.replay.earlier_runs import Accounts, Earlier, SpentRegistry, left_out
 from ledger.replay.earlier_texts import EarlierTexts
@@ -43,7 +48,7 @@ def judge_over_runs(
     state: BudgetState,
     leaves: Leaves,
     exports: Sequence[Path],
-    budgets: Sequence[tuple[Path, ReadTexts]],
+    budgets: Sequence[GivenTexts],
     keys: Sequence[str],
     owner_key: bytes | None,
     now: int,
@@ -60,7 +65,7 @@ def judge_over_runs(
     leaves the qualifier EARLIER_TOLD; limits that were held against nothing else LIMITS_ALONE.
 
     Args:
-        leaves: of the log. exports: directories of exports of runs. budgets: other logs that were given and passed their audit.
+        leaves: of the log. exports: directories of exports of runs. budgets: other logs that were given.
     """
     return _Judge(state, leaves, list(keys), owner_key, now, fault).judged(exports, budgets)
 
@@ -77,21 +82,33 @@ class _Judge:
         self._found = OverRuns()
         self._limits: list[bool] = []  # of every run that may use up limits, whether all was held against them that it can say
 
-    def judged(self, exports: Sequence[Path], budgets: Sequence[tuple[Path, ReadTexts]]) -> OverRuns:
+    @cached_property
+    def _own(self) -> ShownTexts:
+        """The log under audit, as runs see it."""
+        report = AuditReport(verdict="FULL", findings=(), now=self._now)
+        return ShownTexts(self._leaves.export.base, report, read_texts(self._leaves))
+
+    def judged(self, exports: Sequence[Path], budgets: Sequence[GivenTexts]) -> OverRuns:
         try:
             shown = longest([read_export(path) for path in exports], self._fault)
-            runs = self._counted(shown)
-            self._look_at_others(shown)
-            texts = self._texts(budgets)
+            given = [(one, report) for one in shown if (report := self._audit(one)) is not None]
+            whole = {one.digest: Followed.of(one) for one, _ in given}
+            others = shown_texts(budgets, self._fault)
+            runs, texts = self._counted(given), self._texts(others)
             for origin, left in left_out([*runs, *texts]):
                 sentence = f"{origin} counted {left.origin}, which this log does not cite: what was spent there counts nowhere"
                 self._fault("EARLIER_UNCITED", "seq 0", sentence)
+            self._judge_among(runs, texts, list(whole.values()), others)
             missing = len(self._cited) - len(runs) - len(texts)
             if missing:
                 self._found.qualifiers.add("EARLIER_TOLD")
                 self._found.notes.append(f"the log counts {missing} ledgers whose exports were not given")
-            limited = self._judge_limits(runs, SpentRegistry(runs, texts))
-            self._look_at_budgets(budgets, limited)
+            limited = self._judge_limits(SpentRegistry(runs, texts))
+            for one, report in given:
+                self._see_withdrawn(whole[one.digest])
+                if one.digest not in {cited.header_digest for cited in self._cited}:
+                    self._look_at_run(one, report, whole[one.digest].run, limited)
+            self._look_at_budgets(others, limited)
             if limited and not (self._limits and all(self._limits)):
                 self._found.qualifiers.add("LIMITS_ALONE")
                 self._found.notes.append(f"{len(limited)} contributions have a limit of epsilon over all runs")
@@ -110,26 +127,46 @@ class _Judge:
         given.require(report)
         return report
 
-    def _counted(self, shown: Sequence[Given]) -> list[Earlier]:
+    def _counted(self, given: Sequence[tuple[Given, AuditReport]]) -> list[Earlier]:
         """Returns the runs that the header cites, each as it was there."""
         runs = []
         for cited in self._cited:
-            given = next((one for one in shown if one.digest == cited.header_digest), None)
-            if given is None or (report := self._audit(given)) is None:
+            one, report = next((pair for pair in given if pair[0].digest == cited.header_digest), (None, None))
+            if one is None or report is None:
                 continue
-            if not self._extends(given.leaves, cited, str(given.path)):
-                continue
-            followed = Followed.of(given, cited.size)
-            earlier = Earlier(cited, followed.run, followed.withdrawn)
-            self._judge_cited(earlier, str(given.path))
-            self._judge_contents(followed)
-            self._see_withdrawn(Followed.of(given))
-            runs.append(earlier)
-            self._limits.append(True)
-            self._found.verdicts.append(report.verdict)
-            self._found.qualifiers |= INHERITED & set(report.qualifiers)
-            self._found.notes.append(f"counted with {cited.origin}, verified over its {cited.size} cited leaves")
+            if cited.reason == TEXTS:
+                told = f"{cited.origin} is a run, and is cited as a budget of texts, which need not be closed"
+                self._fault("EARLIER_NAME", str(one.path), told)
+            elif self._extends(one.leaves, cited, str(one.path)):
+                followed = Followed.of(one, cited.size)
+                runs.append(Earlier(cited, followed.run, followed.withdrawn))
+                self._judge_cited(runs[-1], str(one.path), one.leaves.size)
+                self._limits.append(True)
+                self._found.verdicts.append(report.verdict)
+                self._found.qualifiers |= INHERITED & set(report.qualifiers)
+                self._found.notes.append(f"counted with {cited.origin}, verified over its {cited.size} cited leaves")
         return runs
+
+    def _judge_among(
+        self,
+        runs: Sequence[Earlier],
+        texts: Sequence[EarlierTexts],
+        whole: Sequence[Followed],
+        others: Sequence[ShownTexts],
+    ) -> None:
+        """Holds all runs that were given, and the ledgers that the log counts, against each other and against what contributors
+        signed to the log, as a run does that counts them."""
+        remarks = Remarks()
+        among = Among(self._fault, remarks)
+        among.judge_streams(whole)
+        among.remark_apart(runs)
+        among.judge_plans(runs, texts)
+        judge_crossing(whole, self._fault)
+        for followed in whole:
+            judge_texts_crossing(followed, [self._own, *others], self._fault)
+        remark_texts_apart(runs, texts, remarks)
+        self._found.qualifiers |= {*remarks.qualifiers}
+        self._found.notes += remarks.notes
 
     def _extends(self, leaves: Leaves, cited: Previous, path: str) -> bool:
         size = leaves.size
@@ -141,12 +178,15 @@ class _Judge:
             return True
         return False
 
-    def _judge_cited(self, earlier: Earlier, path: str) -> None:
+    def _judge_cited(self, earlier: Earlier, path: str, size: int) -> None:
         cited, run = earlier.cited, earlier.run
         self._judge_citation(earlier, (run.header.origin, run.keys.at(cited.size)), path)
         if cited.reason == SPENT and not run.closed:
             sentence = f"{cited.origin} was counted at {cited.size} leaves, where it was not closed"
             self._fault("EARLIER_OPEN", path, f"{sentence}: whatever it charged after that counts nowhere")
+        if cited.reason == COMPROMISED and size > cited.size:
+            sentence = f"{cited.origin} ended at {cited.size} leaves, when its key was lost; {size} are shown"
+            self._fault("EARLIER_COMPROMISED", path, sentence)
 
     def _judge_citation(self, earlier: Earlier | EarlierTexts, named: tuple[str, str], path: str) -> None:
         """Holds a citation against name, key and times, and the log against withdrawals in its leaves."""
@@ -161,88 +201,94 @@ class _Judge:
                 sentence = f"{leaf.descriptor_hash.hex()} was withdrawn in {cited.origin} (leaf {leaf.seq}, {leaf.reason})"
                 self._fault("EARLIER_WITHDRAWN", f"seq {found.seq}", f"{sentence}, and was admitted to generation here")
 
-    def _judge_contents(self, followed: Followed) -> None:
-        register = followed.run.register.by_number
-        for account, found in self._state.admitted.items():
-            number = followed.anchors.number(found.content)
-            if number is not None and not register[number].unnamed and register[number].descriptor_hash != account:
-                known, origin = register[number].descriptor_hash.hex(), followed.run.header.origin
-                sentence = f"{account.hex()} has the content commitment of {known} in {origin}, whose spending does not count"
-                self._fault("EARLIER_ANCHOR", f"seq {found.seq}", sentence)
-                return
-
     def _see_withdrawn(self, followed: Followed) -> None:
+        """Takes in whom a run withdrew."""
         known = self._found.withdrawn
         for leaf in followed.withdrawn:
             if leaf.reason not in PASSING and leaf.descriptor_hash in self._state.admitted:
                 known[leaf.descriptor_hash] = min(leaf.time, known.get(leaf.descriptor_hash, leaf.time))
 
-    def _look_at_others(self, shown: Sequence[Given]) -> None:
-        """Looks at runs over the same corpus that are not cited."""
-        corpora = {found.corpus for found in self._state.admitted.values()}
-        for given in shown:
-            cited = given.digest in {one.header_digest for one in self._cited}
-            if cited or (report := self._audit(given)) is None:
-                continue
-            followed = Followed.of(given)
-            run, origin = followed.run, given.header.origin
-            self._see_withdrawn(followed)
-            before = given.header.time <= self._state.header.time
-            known = Accounts(run)
-            spent = [name for name in self._state.admitted if (own := known.of(name, named=True)) and own.spent]
-            if self._digest in {one.header_digest for one in given.header.previous}:
-                self._found.notes.append(f"{origin} is a later run, which counts this log: audit it with --earlier of this")
-                continue
-            if run.header.policy.corpus in corpora and (before or spent):
-                self._limits.append(before and run.closed and report.verdict != "TOLD")
-            if not spent:
-                self._found.notes.append(f"{origin} is not cited, and nobody of this log whom its leaves name spent there")
-            elif before:
-                sentence = f"{origin} began before this log and is not cited: what {len(spent)} contributions of this log spent"
-                self._fault("EARLIER_LEFT_OUT", str(given.path), f"{sentence} there counts nowhere")
-            else:
-                told = f"{origin} began after this log, shares {len(spent)} contributions with it and does not count it"
-                self._found.notes.append(f"{told}: audit it too")
+    def _look_at_run(self, given: Given, report: AuditReport, run: Replay, limited: Set[bytes]) -> None:
+        """Looks at a run that is not cited."""
+        corpora, origin = {found.corpus for found in self._state.admitted.values()}, given.header.origin
+        if self._digest in {one.header_digest for one in given.header.previous}:
+            self._found.notes.append(f"{origin} is a later run, which counts this log: audit it with --earlier of this")
+            return
+        before, unnamed = given.header.time <= self._state.header.time, any(run.register.unnamed)
+        known = Accounts(run)
+        spent = {name: own for name in self._state.admitted if (own := known.of(name, named=True)) and own.spent}
+        bound = [name for name, own in spent.items() if own.limits or name in limited]
+        if run.header.policy.corpus in corpora and (before or spent or unnamed):
+            self._limits.append(before and run.closed and report.verdict != "TOLD" and not unnamed)
+        if unnamed:
+            self._found.qualifiers.add("EARLIER_TOLD")
+            told = f"{origin} is not cited, and names nobody any more who stayed: they may be of this log"
+            self._found.notes.append(told)
+        elif not spent:
+            self._found.notes.append(f"{origin} is not cited, and nobody of this log whom its leaves name spent there")
+        elif before and not bound:
+            self._found.notes.append(f"{origin} is not cited; {len(spent)} contributions spent there, and none has a limit")
+        if bound and before:
+            sentence = f"{origin} began before this log and is not cited: what {len(bound)} contributions with a limit over"
+            self._fault("EARLIER_LEFT_OUT", str(given.path), f"{sentence} all runs spent there counts nowhere")
+        elif spent and not before:
+            told = f"{origin} began after this log, shares {len(spent)} contributions with it and does not count it"
+            self._found.notes.append(f"{told}: audit it too")
 
-    def _texts(self, budgets: Sequence[tuple[Path, ReadTexts]]) -> list[EarlierTexts]:
+    def _texts(self, budgets: Sequence[ShownTexts]) -> list[EarlierTexts]:
         """Returns the other budgets that the header cites, each as it was there."""
         found = []
         for cited in self._cited:
-            for path, read in budgets:
-                own = read.texts.cited
-                if own.header_digest == cited.header_digest and self._extends(read.leaves, cited, str(path)):
-                    found.append(read.texts.at(cited, read.times[cited.size - 1]))
-                    self._judge_citation(found[-1], (own.origin, own.log_vkey), str(path))
+            for one in budgets:
+                own, path = one.texts.cited, str(one.path)
+                if own.header_digest != cited.header_digest:
+                    continue
+                if cited.reason != TEXTS:
+                    told = f"{cited.origin} is a budget of texts, which is never closed, and is cited as a run"
+                    self._fault("EARLIER_NAME", path, told)
+                elif self._extends(one.leaves, cited, path):
+                    found.append(one.texts.at(cited, one.read.times[cited.size - 1]))
+                    self._judge_citation(found[-1], (own.origin, own.log_vkey), path)
                     self._limits.append(True)
         return found
 
-    def _look_at_budgets(self, budgets: Sequence[tuple[Path, ReadTexts]], limited: Set[bytes]) -> None:
-        """Looks at budgets that are not cited, by whom of those with a limit they admitted too."""
-        for path, read in budgets:
-            own = read.texts
-            if own.cited.header_digest in {one.header_digest for one in self._cited}:
+    def _look_at_budgets(self, budgets: Sequence[ShownTexts], limited: Set[bytes]) -> None:
+        """Looks at budgets that are not cited, by whom of those with a limit they admitted too, or may."""
+        classes = {found.rule for found in self._state.admitted.values()}
+        for one in budgets:
+            own = one.texts
+            if own.cited.header_digest in {cited.header_digest for cited in self._cited}:
+                continue
+            if self._digest in {cited.header_digest for cited in own.previous or ()}:
+                self._found.notes.append(f"{own.cited.origin} is a later log, which counts this one")
                 continue
             shared = limited & own.admitted
-            if self._digest in {one.header_digest for one in own.previous or ()}:
-                self._found.notes.append(f"{own.cited.origin} is a later log, which counts this one")
-            elif shared and own.began <= self._state.header.time:
+            if limited and not classes.isdisjoint(own.allowed):
+                self._limits.append(False)  # it may admit more
+            if shared and own.began <= self._state.header.time:
                 sentence = f"{own.cited.origin} began before this log and is not cited: what {len(shared)} contributions with a"
-                self._fault("EARLIER_LEFT_OUT", str(path), f"{sentence} limit over all runs may spend there counts nowhere")
+                self._fault("EARLIER_LEFT_OUT", str(one.path), f"{sentence} limit over all runs may spend there counts nowhere")
             elif shared:
-                self._limits.append(False)
                 told = f"{own.cited.origin} began after this log, shares {len(shared)} contributions with a limit over all runs"
                 self._found.notes.append(f"{told} and does not count it: audit it too")
 
-    def _judge_limits(self, runs: Sequence[Earlier], spent: SpentRegistry) -> set[bytes]:
+    def _judge_limits(self, spent: SpentRegistry) -> set[bytes]:
         """Holds every contribution against every limit; returns those that have one."""
-        judge, limited = Admitting(self._state, spent), set[bytes]()
+        judge, limited, unheld = Admitting(self._state, own_texts(self._state.header), spent), set[bytes](), 0
         for leaf in self._references():
-            has, use = judge.used(leaf.account, SignedDescriptor.from_cbor(leaf.descriptor))
+            signed = SignedDescriptor.from_cbor(leaf.descriptor)
+            has, use = judge.used(leaf.account, signed, named=True)
+            _, most = judge.used(leaf.account, signed)
             limited |= {leaf.account} if has else set()
             if use is not None and use.too_much(TOLERANCE_MICRO):
                 told = f"{leaf.account.hex()}: {use.limit} over all runs; with texts as planned {use.epsilon:.6f} of it is used"
                 self._fault("BUDGET", f"seq {leaf.seq}", told)
                 break
+            unheld += most is not None and most.too_much(TOLERANCE_MICRO)
+        if unheld:
+            self._found.qualifiers.add("EARLIER_TOLD")
+            told = f"{unheld} contributions pass a limit over all runs with what some spent whom an earlier run names no more"
+            self._found.notes.append(f"{told}: whether they are among these nothing shows")
         return limited
 
     def _references(self) -> Iterator[Reference]:
@@ -250,3 +296,4 @@ class _Judge:
             leaf = decode_leaf(body)
             if isinstance(leaf, Reference):
                 yield leaf
+

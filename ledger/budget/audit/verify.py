@@ -10,6 +10,7 @@ from attest.schema.plain import is_ahead, machine_time, utc
 from ledger import layout
 from ledger.audit.findings import MAX_FINDINGS, Finding, Verdict, weakest
 from ledger.audit.given import Export, Leaves, check_keys
+from ledger.audit.texts import GivenTexts
 from ledger.budget.audit.charges import Charges
 from ledger.budget.audit.consents import Brought, Consents
 from ledger.budget.audit.over_runs import OverRuns, judge_over_runs
@@ -240,7 +241,9 @@ def _over_runs(
 ) -> OverRuns:
     """Holds the first log against runs and the other logs."""
     first, *others = together
-    exports, budgets = [Path(path) for path in runs], [(one.path, read_texts(one.leaves)) for one in others]
+    exports = [Path(path) for path in runs]
+    passed = BudgetReport(verdict="FULL", findings=(), now=now)
+    budgets = [GivenTexts(one.path, passed, read_texts(one.leaves)) for one in others]
     how = (brought.owner_key, now, lambda *said: findings.append(Finding(*said)))
     return judge_over_runs(first.state, first.leaves, exports, budgets, keys, *how)
 
