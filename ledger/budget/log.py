@@ -796,8 +796,14 @@ class BudgetLog:
 
 
 def is_log(place: Place) -> bool:
-    """Tells whether a budget log lies in a place, by its first leaf alone; nothing is verified. What cannot be read is none:
-    who opens it as something else is told why."""
+    """Tells whether a budget log lies in a place, by its first leaf alone; nothing is verified.
+
+    Guarantee: False only where nothing is there, or where what is there has another first leaf, or none. A server that is down
+    tells nothing, and who took that for an empty place would begin a budget anew.
+
+    Raises:
+        StorageFailed: it cannot be reached, or read. LedgerBusy: others hold it. LedgerCorrupt: it is damaged, or no ledger.
+    """
     found = store_of(place)
     from ledger.storage.sql.statements import SqlStore  # of the store extra, as in `_shared`
 
@@ -805,13 +811,15 @@ def is_log(place: Place) -> bool:
         return False
     try:
         store = found.open_shared(place, read_only=True)
-        try:
-            with store.turn("reading the header") as turn:
-                first = next(iter(turn.rows_from(0)), None)
-        finally:
-            store.close()
-    except LedgerError:
-        return False
+    except LedgerError as error:
+        if error.code == "MISSING":
+            return False
+        raise
+    try:
+        with store.turn("reading the header") as turn:
+            first = next(iter(turn.rows_from(0)), None)
+    finally:
+        store.close()
     return first is not None and is_budget(first.body)
 
 

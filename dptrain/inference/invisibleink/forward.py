@@ -28,6 +28,9 @@ GRAPH_NEAR: Final = 1e-3, 1e-1
 COLUMNS: Final = 128
 """Logits of a row that are compared over a whole text, at least, where there are as many."""
 
+EARLY: Final = 3
+"""Tokens of which all logits are compared."""
+
 
 @dataclass(frozen=True)
 class Form:
@@ -134,7 +137,8 @@ class Forward:
 def form_of(model: Any, rows: Rows, steps: int, minibatch: int | None = None, *, compile: bool = False) -> Form:
     """Returns the fastest form that a model takes; the compiled one where that is asked for, and no other then.
 
-    Guarantee: a form gives the logits of the plain one, up to rounding: over three tokens, the compiled one over a whole text.
+    Guarantee: a form gives the logits of the plain one, up to rounding, over a whole text, in rows of one token and in the longest
+    that are served too.
 
     Args:
         rows: with padding, in which there is nobody's text. steps: most tokens behind the prompts. minibatch: as `Forward`.
@@ -142,51 +146,88 @@ def form_of(model: Any, rows: Rows, steps: int, minibatch: int | None = None, *,
     Raises:
         ConfigError: code COMPILE, the model has no compiled form here; says what was found.
     """
-    form = Form(wide=reads_wide_masks(model, rows, minibatch))
-    why = _why_not(model, rows, minibatch, replace(form, kept=True))
-    if why is None:
-        form = replace(form, kept=True)
+    rows, why = _of_all_lengths(rows), dict[Form, str | None]()
+    truth = _seen(model, rows, steps, minibatch, Form())
+    tried = [Form(wide, kept) for wide in ((True, False) if _may_be_wide(model) else (False,)) for kept in (True, False)]
+    for form in tried:
+        why[form] = None if form == Form() else _why_not(model, rows, steps, minibatch, form, truth)
+        if why[form] is None:
+            break
     if not compile:
         return form
     from dptrain.inference.invisibleink.decoding.graph import LEAVE, StepGraph
 
-    if why is not None:
-        raise ConfigError("COMPILE", f"keys and values of this model go into no buffers of one length ({why}); {LEAVE}")
+    if not form.kept:
+        sentence = f"keys and values of this model go into no buffers of one length ({why[replace(form, kept=True)]})"
+        raise ConfigError("COMPILE", f"{sentence}; {LEAVE}")
     found = replace(form, graph=StepGraph(model, *_shapes(model, rows, steps, minibatch, form), _takes(model)))
-    far = _distance(*(_columns(_tokens(model, rows, steps, minibatch, one)) for one in (form, found)))
+    far = _distance(truth[1], _columns(_tokens(model, rows, steps, minibatch, found)))
     if far > GRAPH_NEAR[not _exact(model)]:
         sentence = f"the compiled step gives other logits than the model, by {far:.2g} of their length"
         raise ConfigError("COMPILE", f"{sentence}; {LEAVE}")
     return found
 
 
-def reads_wide_masks(model: Any, rows: Rows, minibatch: int | None = None) -> bool:
+def reads_wide_masks(model: Any, rows: Rows, minibatch: int | None = None, steps: int = EARLY) -> bool:
     """Tells whether a model gives the same logits, up to rounding, with masks of four dimensions.
 
     Guarantee: False where it was not seen to; masks of two dimensions are right for every model, and slower.
 
     Args:
-        rows: with padding, in which there is nobody's text.
+        rows: with padding, in which there is nobody's text. steps: tokens behind the prompts that are compared.
     """
+    if not _may_be_wide(model):
+        return False
+    rows = _of_all_lengths(rows)
+    truth = _seen(model, rows, steps, minibatch, Form())
+    return _why_not(model, rows, steps, minibatch, Form(wide=True), truth) is None
+
+
+def _may_be_wide(model: Any) -> bool:
+    """Tells whether a mask of four dimensions says all of what a model attends to."""
     config = model.config.get_text_config()
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if getattr(config, "sliding_window", None) is not None or layers != {"full_attention"}:
-        return False
-    return _why_not(model, rows, minibatch, Form(wide=True)) is None
+    return getattr(config, "sliding_window", None) is None and layers == {"full_attention"}
 
 
-def _why_not(model: Any, rows: Rows, minibatch: int | None, form: Form) -> str | None:
-    """Says why a form is not that of a model, by three tokens; None where it gives the logits of the plain form."""
-    found = []
+def _of_all_lengths(rows: Rows) -> Rows:
+    """Returns the rows with others among them: of L - 1 tokens, of one, and as long as they were, in turn.
+
+    What a model takes from the length of its buffers, a window say, moves long rows alone.
+    """
+    mask, length = rows.mask.clone(), rows.mask.shape[1]
+    for first, kept in ((0, length - 1), (1, 1)):
+        mask[first::3] = 0
+        mask[first::3, length - kept :] = 1
+    return Rows(rows.ids, mask, ())
+
+
+def _why_not(
+    model: Any, rows: Rows, steps: int, minibatch: int | None, form: Form, truth: tuple[np.ndarray, np.ndarray]
+) -> str | None:
+    """Says why a form is not that of a model; None where it gives the logits of the plain form, which `_seen` found."""
     try:
-        for one in (Form(), form):
-            found.append(np.stack(list(_tokens(model, rows, 3, minibatch, one))))
+        found = _seen(model, rows, steps, minibatch, form)
     except (ValueError, TypeError, RuntimeError, IndexError, AttributeError, ImportError) as error:
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.200}"
-    if not all(np.isfinite(one).all() for one in found):
+    if not all(np.isfinite(one).all() for one in (*truth, *found)):
         return "logits that are not finite"
-    near = np.abs(found[0] - found[1]).max() <= NEAR[not _exact(model)] * np.std(found[0])
-    return None if near else "other logits"
+    near = np.abs(truth[0] - found[0]).max() <= NEAR[not _exact(model)] * np.std(truth[0])
+    return None if near and _distance(truth[1], found[1]) <= GRAPH_NEAR[not _exact(model)] else "other logits"
+
+
+def _seen(model: Any, rows: Rows, steps: int, minibatch: int | None, form: Form) -> tuple[np.ndarray, np.ndarray]:
+    """Returns all logits behind the first `EARLY` tokens, and some behind every one."""
+    early: list[np.ndarray] = []
+
+    def told() -> Iterator[np.ndarray]:
+        for logits in _tokens(model, rows, steps, minibatch, form):
+            if len(early) < EARLY:
+                early.append(logits)
+            yield logits
+
+    some = _columns(told())
+    return np.stack(early), some
 
 
 def _tokens(model: Any, rows: Rows, steps: int, minibatch: int | None, form: Form) -> Iterator[np.ndarray]:

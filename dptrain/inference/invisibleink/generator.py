@@ -61,7 +61,7 @@ class InvisibleInk:
 
     Guarantee: each text is drawn as the plan says, paid for before the first forward pass. Before the first text, and after
     every ``recheck_every``, rows are tested for independence at the shapes that are served; where it fails, nothing is
-    generated. Nothing of a reference decides a shape, or when a text ends, but by the tokens that are drawn.
+    generated. Where tensors of the model were exchanged, its compiled step is made and tested anew before the next text. Nothing of a reference decides a shape, or when a text ends, but by the tokens that are drawn.
 
     Args:
         model: causal language model of transformers. tokenizer: its own; with a chat template that is used.
@@ -142,7 +142,8 @@ class InvisibleInk:
         receipt = _paid(meter, self.plan)
         try:
             with self._checking:
-                if self._since.get(prompts.length, self.recheck_every) >= self.recheck_every:
+                stale = self._form(prompts.length) is None
+                if stale or self._since.get(prompts.length, self.recheck_every) >= self.recheck_every:
                     self._check_length(prompts.length)
                 self._since[prompts.length] += 1
         except BaseException:
@@ -172,13 +173,18 @@ class InvisibleInk:
             raise ConfigError("WINDOW", f"{sentence}; load the model with attn_implementation='eager', or use minibatch=1")
         return prompts
 
+    def _form(self, length: int) -> Form | None:
+        """Returns what was tested and may serve again; None where a graph keeps other tensors than the model has now."""
+        found = self._forms.get(length)
+        return None if found is None or (found.graph is not None and not found.graph.is_of(self.model)) else found
+
     def _check_length(self, length: int) -> None:
         plan = self.plan
         with self._checking:
             self._since.pop(length, None)
             self._forms[length] = check_rows(
                 self.model, plan.batch, length, plan.tokens, minibatch=self.minibatch, compile=self.compile,
-                form=self._forms.get(length),
+                form=self._form(length),
             )  # fmt: skip
             self._since[length] = 0
 

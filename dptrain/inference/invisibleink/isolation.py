@@ -39,7 +39,7 @@ def check_rows(
 
     It is the form it returns that was tested, its graph too, and nothing else may serve. It looks at rows of its own making,
     at no reference. It takes the time of five texts and some 3 B + 6 prompts, and of two texts more for each minibatch behind
-    the first; for a new compiled step, of two texts more and of the compiler.
+    the first; for a new form, of two texts more, and for a new compiled step of a third and of the compiler.
 
     Args:
         model: in evaluation. batch: B. length: of the prompts. tokens: T. minibatch: as `Forward`.

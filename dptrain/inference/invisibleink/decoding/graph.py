@@ -50,6 +50,7 @@ class StepGraph:
         tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         places = {number: place for place, number in enumerate(dict.fromkeys(id(tensor) for _, tensor in tensors))}
         self._state = list({id(tensor): tensor.detach() for _, tensor in tensors}.values())
+        self._names = {name: places[id(tensor)] for name, tensor in tensors}
         count = len(self._state)
 
         def step(values: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -75,6 +76,21 @@ class StepGraph:
             found = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.200}"
             raise ConfigError("COMPILE", f"no graph can be made of a step of this model ({found}); {LEAVE}") from error
 
+    def is_of(self, model: nn.Module) -> bool:
+        """Tells whether a model still has the tensors that the graph keeps, each under its name; values may change in place.
+
+        Guarantee: False where a parameter or a buffer was exchanged, added, taken away or moved: then the graph would go on with
+        what the model had before.
+        """
+        now = {
+            name: tensor
+            for named in (model.named_parameters, model.named_buffers)
+            for name, tensor in named(remove_duplicate=False)
+        }
+        if now.keys() != self._names.keys():
+            return False
+        return all(_lies(tensor) == _lies(self._state[self._names[name]]) for name, tensor in now.items())
+
     def run(self, inputs: Sequence[torch.Tensor], buffers: list[torch.Tensor]) -> torch.Tensor:
         """Writes keys and values of one token into the buffers, and returns its logits, shape (m, V).
 
@@ -96,6 +112,11 @@ class _Holder(nn.Module):
     def forward(self, **given: Any) -> torch.Tensor:
         logits: torch.Tensor = self.model(**given, use_cache=True, return_dict=True).logits[:, -1]
         return logits
+
+
+def _lies(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Returns where a tensor lies, and how; the graph keeps its own alive, so that no other comes to lie there."""
+    return tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _require_compiler(device: torch.device) -> None:

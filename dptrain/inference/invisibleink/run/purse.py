@@ -12,8 +12,9 @@ import math
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -31,12 +32,19 @@ from ledger.budget.generation import OverRuns
 from ledger.budget.leaves import Mechanism
 from ledger.budget.log import BudgetLog, BudgetSpec, is_log
 from ledger.budget.rho import NANO, cap_nano, epsilon_of_rho
+from ledger.errors import LedgerBusy, StorageFailed
 from ledger.leaves import Previous
 from ledger.note import NoteSigner
 from ledger.replay.earlier_runs import SpentRegistry
 from ledger.storage.place import Place
 
 CONTRIBUTION: Final = "contribution"
+
+ALONE_SECONDS: Final = 20
+"""Longest wait for others that make a log in the same directory: longer than a server may take to answer once."""
+
+_PAUSE: Final = 0.01
+"""Seconds between two looks whether they are done."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,7 @@ class Purse:
 
     @property
     def exists(self) -> bool:
-        """Tells whether the log is there."""
+        """Tells whether the log is there. Raises StorageFailed, LedgerBusy or LedgerCorrupt where nobody can tell: as `is_log`."""
         return self.log.file.exists() if self.log.file is not None else is_log(self.log)
 
     @property
@@ -87,14 +95,20 @@ class Purse:
     def salt(self, *, make: bool = True) -> bytes:
         """Returns the salt of the log; makes one where neither it nor the log is there.
 
+        Guarantee: a salt is made only where the log is known not to be there, and appears whole, or not at all.
+
         Args:
             make: whether a new one is kept; else it is for planning alone.
 
         Raises:
             ResumeRefused: code SALT, the log is there and its salt is gone. ConfigError: code SALT, others can read the file,
-                or it is none.
+                or it is none. Else as `exists`.
         """
         path = self.salt_file
+        # Another process may have made both meanwhile, the salt first: a log that is there had one.
+        if not path.exists() and self.exists and not path.exists():
+            sentence = f"{self.log.shown} is there, and the salt {path} is gone"
+            raise ResumeRefused("SALT", f"{sentence}: another one would make units that have spent nothing; restore the file")
         if path.exists():
             found = read_limited(path, 1024, "salt")
             if stat.S_IMODE(path.stat().st_mode) & 0o077:
@@ -102,26 +116,22 @@ class Purse:
             if len(found) < SALT_SIZE:
                 raise ConfigError("SALT", f"{path} has {len(found)} bytes, a salt at least {SALT_SIZE}; restore the file")
             return found
-        if self.exists:
-            sentence = f"{self.log.shown} is there, and the salt {path} is gone"
-            raise ResumeRefused("SALT", f"{sentence}: another one would make units that have spent nothing; restore the file")
         salt = fresh_salt()
         if make:
             self.log.make_state_directory()
-            try:
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            except FileExistsError:  # another process made one in this moment
+            if not _made_whole(path, salt):  # another process made one in this moment
                 return self.salt()
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(salt)
-                stream.flush()
-                os.fsync(stream.fileno())
-            sync_directory(path.parent)
         return salt
 
     def cites(self) -> tuple[Previous, ...] | None:
-        """Returns the ledgers that the log counts; None where it is not there yet. Raises: as `BudgetLog.open`."""
-        if not self.exists:
+        """Returns the ledgers that the log counts; None where it is not there yet. Waits for who makes it now.
+
+        Raises:
+            LedgerBusy: code LOCKED, that took too long. Else as `exists` and `BudgetLog.open`.
+        """
+        with self._alone():
+            there = self.exists
+        if not there:
             return None
         with BudgetLog.open(self.log, read_only=True) as log:
             return () if log.header.over_runs is None else log.header.over_runs.previous
@@ -145,13 +155,14 @@ class Purse:
             ResumeRefused: code SALT, the log was made for another salt. ConfigError: code BUDGET, it has no cap for who
                 pays, or no such mechanism, or was made for another adjacency or number of records, or has not the rule
                 that admitted these, or the key is not its own.
-                KeyRefused: that cannot be read. Else as `BudgetLog.open`.
+                KeyRefused: that cannot be read. LedgerBusy: code LOCKED, others make a log in this directory, and took too
+                long. Else as `exists` and `BudgetLog.open`.
         """
         with self._alone():
-            made = not self.exists
-            log = self._create(plan, references, salt, epsilon, previous) if made else BudgetLog.open(self.log)
+            made = None if self.exists else self._create(plan, references, salt, epsilon, previous)
+        log = BudgetLog.open(self.log) if made is None else made  # one that is there has been made: it may take its time
         try:
-            if not made:
+            if made is None:
                 self._require(log, plan, references, salt)
                 self._signer(log)  # nothing is paid where it could not be signed at the end
         except BaseException:
@@ -199,11 +210,24 @@ class Purse:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Keeps other processes that share this place from opening the log while it is made, or making it at the same time: one
-        would take the other's mark away."""
+        would take the other's mark away. Waits for them, though not for ever: whoever may read the directory can hold it.
+
+        Raises:
+            LedgerBusy: code LOCKED. StorageFailed: code IO, the directory cannot be opened or held.
+        """
         self.log.make_state_directory()
-        directory = os.open(self.log.directory, os.O_RDONLY)
+        deadline = time.monotonic() + ALONE_SECONDS
         try:
-            fcntl.flock(directory, fcntl.LOCK_EX)
+            directory = os.open(self.log.directory, os.O_RDONLY)
+        except OSError as error:
+            sentence = f"cannot open {self.log.directory}: {error.strerror or error}"
+            raise StorageFailed("IO", f"{sentence}; mend the directory or its rights") from error
+        try:
+            while not _held(directory, self.log.directory):
+                if time.monotonic() > deadline:
+                    sentence = f"another process has held the directory {self.log.directory} for {ALONE_SECONDS} s"
+                    raise LedgerBusy("LOCKED", f"{sentence}, as who makes a budget log in it does; end what hangs, and ask again")
+                time.sleep(_PAUSE)
             yield
         finally:
             os.close(directory)
@@ -281,6 +305,36 @@ def cap_of(plan: Plan, references: References | None, epsilon: float | None) -> 
 def _mechanism(plan: Plan, salt: bytes | None) -> Mechanism:
     salt = None if plan.adjacency == ADJACENCY else salt
     return mechanism(salt, adjacency=plan.adjacency, records=plan.records)
+
+
+def _held(directory: int, path: Path) -> bool:
+    """Tells whether this process holds a directory now; raises StorageFailed, code IO, where it cannot be held."""
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise StorageFailed("IO", f"cannot lock {path}: {error.strerror or error}; mend the disk") from error
+    return True
+
+
+def _made_whole(path: Path, data: bytes) -> bool:
+    """Makes a file for its owner alone, which appears whole and synced; returns False, and changes nothing, where one is there."""
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.link(aside, path)  # unlike a rename, it replaces nothing
+    except FileExistsError:
+        return False
+    finally:
+        with suppress(OSError):
+            os.unlink(aside)
+    sync_directory(path.parent)
+    return True
 
 
 def _remove(directory: Path) -> None:
