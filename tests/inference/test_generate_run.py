@@ -1,8 +1,11 @@
 """A run of texts: paid for before the model runs, whole in its folder or not at all, and going on where it ended."""
 
+import fcntl
 import json
 import os
 import stat
+import threading
+import time
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -14,12 +17,13 @@ from dptrain.errors import ConfigError, NotPrivateUse, ResumeRefused
 from dptrain.inference.invisibleink import InvisibleInk, Plan, Task
 from dptrain.inference.invisibleink.pool import Pool
 from dptrain.inference.invisibleink.references import References
-from dptrain.inference.invisibleink.run import Purse, Run, Setting
+from dptrain.inference.invisibleink.run import Purse, Run, Setting, purse
 from dptrain.inference.invisibleink.run.models import digest_of, load
 from dptrain.inference.invisibleink.run.run import prepared
+from ledger.budget import mark
 from ledger.budget.audit import verify_budget
-from ledger.budget.log import BudgetLog
-from ledger.errors import AccountantError, LeafRefused
+from ledger.budget.log import BudgetLog, is_log
+from ledger.errors import AccountantError, LeafRefused, LedgerBusy, LedgerCorrupt, StorageFailed
 from ledger.storage.place import Place
 from tests.worlds.text_runs import SALT, lines_of, model_folder, spent_by, write_labels, write_references
 
@@ -279,6 +283,113 @@ def test_another_salt_beside_the_same_log_is_refused_because_ids_would_be_fresh_
     with pytest.raises(ConfigError, match="others can read") as open_to_all, opened(world):
         pass
     assert open_to_all.value.code == "SALT"
+
+
+UNREACHED = "postgresql://nobody@127.0.0.1:9/texts"
+
+
+@pytest.mark.parametrize("salted", [True, False])
+def test_while_a_server_is_down_its_log_does_not_count_as_absent(world, salted):
+    """Else a second salt would be made, and a key, and somebody would be told to do away with the mark of the log."""
+    pytest.importorskip("psycopg")
+    state = world / "state"
+    found = Purse.of(world, UNREACHED, None, state)
+    if salted:
+        state.mkdir()
+        found.salt_file.write_bytes(SALT)
+        found.salt_file.chmod(0o600)
+    kept = sorted(state.glob("*"))
+    references = References.read(world / "refs.jsonl", salt=SALT)
+    asked = [lambda: found.exists, found.cites, lambda: found.open(PLAN, references, SALT, epsilon=8.0)]
+    for ask in asked if salted else [*asked, found.salt, lambda: found.salt(make=False)]:
+        with pytest.raises(StorageFailed, match=r"CONNECTION.*restore the connection"):
+            ask()
+        assert sorted(state.glob("*")) == kept, "nothing was made"
+
+
+def test_what_is_no_log_is_told_from_what_nobody_can_read(tmp_path):
+    nothing, strange = tmp_path / "none.db", tmp_path / "strange.db"
+    assert not is_log(Place.of(nothing))
+    strange.write_bytes(b"what is this?" * 100)
+    with pytest.raises(LedgerCorrupt):
+        is_log(Place.of(strange))
+
+
+def test_who_asks_what_a_log_counts_waits_until_it_is_made(world, monkeypatch):
+    references, found, tables = References.read(world / "refs.jsonl", salt=SALT), Purse.of(world), threading.Event()
+    taken_over = mark.taken_over
+
+    def late(place):
+        tables.set()
+        time.sleep(0.3)
+        return taken_over(place)
+
+    monkeypatch.setattr(mark, "taken_over", late)
+    assert found.cites() is None
+    maker = threading.Thread(target=lambda: found.open(PLAN, references, SALT, epsilon=8.0).close())
+    maker.start()
+    try:
+        assert tables.wait(60) and found.exists
+        assert found.cites() == ()
+    finally:
+        maker.join()
+
+
+def test_who_holds_the_directory_of_a_log_keeps_nobody_waiting_for_ever(world, monkeypatch):
+    monkeypatch.setattr(purse, "ALONE_SECONDS", 0.2)
+    references, found, errors = References.read(world / "refs.jsonl", salt=SALT), Purse.of(world), []
+
+    def asking():
+        for ask in (found.cites, lambda: found.open(PLAN, references, SALT, epsilon=8.0)):
+            try:
+                ask()
+            except LedgerBusy as error:
+                errors.append(str(error))
+
+    held = os.open(world, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        one = threading.Thread(target=asking, daemon=True)
+        one.start()
+        one.join(20)
+        assert len(errors) == 2 and all("LOCKED" in one and str(world) in one and "end what hangs" in one for one in errors)
+    finally:
+        os.close(held)
+    assert not found.exists
+    found.open(PLAN, references, SALT, epsilon=8.0).close()
+
+
+def test_a_salt_is_there_whole_or_not_at_all_and_replaces_none(tmp_path, monkeypatch):
+    found = Purse.of(tmp_path)
+
+    def killed(*given):
+        raise Broken
+
+    for name in ("fdopen", "fsync", "link"):
+        with monkeypatch.context() as broken, pytest.raises(Broken):
+            broken.setattr(os, name, killed)
+            found.salt()
+        assert not found.salt_file.exists()
+    fresh = purse.fresh_salt
+
+    def second():
+        found.salt_file.write_bytes(SALT)  # of another process, in this moment
+        found.salt_file.chmod(0o600)
+        return fresh()
+
+    monkeypatch.setattr(purse, "fresh_salt", second)
+    assert found.salt() == SALT == found.salt_file.read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["budget.salt"]
+
+
+def test_a_log_and_a_salt_that_another_process_makes_in_one_moment_go_together(tmp_path, monkeypatch):
+    def made(self):
+        self.salt_file.write_bytes(SALT)
+        self.salt_file.chmod(0o600)
+        return True
+
+    monkeypatch.setattr(Purse, "exists", property(made))
+    assert Purse.of(tmp_path).salt() == SALT
 
 
 @pytest.mark.parametrize("made", [{}, {"records": 12}, {"adjacency": "replace-one"}], ids=str)

@@ -4,6 +4,7 @@ import copy
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -303,6 +304,95 @@ def test_a_step_that_gives_other_logits_is_refused_early_and_late(wrong: Any) ->
         wrong.by = by
         with pytest.raises(ConfigError, match=r"COMPILE.*other logits.*leave the option compile out"):
             compiled_form()
+
+
+def windowed() -> Any:
+    """A model whose window counts from the end of its buffers, and that says nothing of it in its configuration."""
+    from transformers import GPTNeoConfig, GPTNeoForCausalLM
+
+    torch.manual_seed(5)
+    made = GPTNeoForCausalLM(
+        GPTNeoConfig(
+            vocab_size=259, hidden_size=48, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],
+            window_size=40, max_position_embeddings=256, bos_token_id=1, eos_token_id=2,
+        )
+    ).eval()  # fmt: skip
+    with torch.no_grad():
+        for weight in made.parameters():
+            if weight.ndim == 2:
+                weight.mul_(6)
+    return made
+
+
+def test_a_step_that_gives_other_logits_in_long_rows_alone_is_refused(traced: Any) -> None:
+    """Rows of middle length are shorter than the window, and have the logits of the model."""
+    found, meter = windowed(), Meter()
+    task, plan = Task(TASK.public, TASK.private, 30), replace(PLAN, tokens=6)
+    with pytest.raises(ConfigError, match=r"COMPILE.*other logits.*leave the option compile out"):
+        InvisibleInk(found, tokenizer(), task, plan, compile=True).stream(REFERENCES, meter)
+    assert len(traced) == 1 and meter.settled == [0]
+    InvisibleInk(found, tokenizer(), task, plan).check()
+
+
+class Late(Mixed):
+    """A model that reads masks of four dimensions otherwise from a position on."""
+
+    def __init__(self, start: int) -> None:
+        super().__init__("mean")
+        self.start = start
+
+    def forward(self, attention_mask: Any, position_ids: Any, **more: Any) -> Any:  # type: ignore[override]
+        out = self.inner(attention_mask=attention_mask, position_ids=position_ids, **more)
+        if attention_mask.dim() == 4 and int(position_ids.max()) >= self.start:
+            out.logits = out.logits * 1.05
+        return out
+
+
+def test_a_form_is_compared_over_a_whole_text_of_the_longest_row() -> None:
+    length = nobodys().ids.shape[1]
+    assert form_of(Late(length - 1 + STEPS), nobodys(), STEPS) == Form(wide=True, kept=True), "no row comes so far"
+    assert form_of(Late(length - 2 + STEPS), nobodys(), STEPS) == Form(kept=True), "the longest one does, at the last token"
+
+
+# ---- tensors that are exchanged
+
+
+def swap_parameter(found: Any) -> None:
+    found.lm_head.weight = torch.nn.Parameter(-found.lm_head.weight.detach())
+
+
+def swap_data(found: Any) -> None:
+    found.model.norm.weight.data = found.model.norm.weight.data * torch.linspace(-1, 1, 48)
+
+
+def swap_buffer(found: Any) -> None:
+    found.model.rotary_emb.inv_freq = found.model.rotary_emb.inv_freq * 3
+
+
+@pytest.mark.parametrize("swap", [swap_parameter, swap_data, swap_buffer])
+@pytest.mark.parametrize("asked", [False, True], ids=["text", "check"])
+def test_where_a_tensor_of_the_model_was_exchanged_the_step_is_made_and_tested_anew(
+    traced: list[Any], swap: Any, asked: bool
+) -> None:
+    found = copy.deepcopy(model())
+    ink = InvisibleInk(found, tokenizer(), TASK, PLAN, compile=True)
+    ink.check()
+    with torch.no_grad():
+        found.model.norm.weight.mul_(1.05)
+    length = rows().ids.shape[1]
+    ink.generate(REFERENCES, Meter())
+    assert len(traced) == 1, "values that change in place are those of the graph too"
+    before = all_of(begun(Form(), on=found))
+    swap(found)
+    truth = all_of(begun(Form(), on=found))
+    assert not np.allclose(before, truth, atol=1e-3)
+    if asked:
+        ink.check()
+    else:
+        ink.stream(REFERENCES, Meter())
+    assert len(traced) == 2 and np.allclose(all_of(begun(ink._forms[length], on=found)), truth, atol=2e-5)
+    ink.generate(REFERENCES, Meter())
+    assert len(traced) == 2
 
 
 # ---- inductor's own code

@@ -137,8 +137,8 @@ class Forward:
 def form_of(model: Any, rows: Rows, steps: int, minibatch: int | None = None, *, compile: bool = False) -> Form:
     """Returns the fastest form that a model takes; the compiled one where that is asked for, and no other then.
 
-    Guarantee: a form gives the logits of the plain one, up to rounding, over a whole text, in rows of one token and in the longest
-    that are served too.
+    Guarantee: a form gives the logits of the plain one, up to rounding, over a whole text, in rows of one token and in the
+    longest that are served too.
 
     Args:
         rows: with padding, in which there is nobody's text. steps: most tokens behind the prompts. minibatch: as `Forward`.

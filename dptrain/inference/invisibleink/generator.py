@@ -61,7 +61,8 @@ class InvisibleInk:
 
     Guarantee: each text is drawn as the plan says, paid for before the first forward pass. Before the first text, and after
     every ``recheck_every``, rows are tested for independence at the shapes that are served; where it fails, nothing is
-    generated. Where tensors of the model were exchanged, its compiled step is made and tested anew before the next text. Nothing of a reference decides a shape, or when a text ends, but by the tokens that are drawn.
+    generated. Where tensors of the model were exchanged, its compiled step is made and tested anew before the next text.
+    Nothing of a reference decides a shape, or when a text ends, but by the tokens that are drawn.
 
     Args:
         model: causal language model of transformers. tokenizer: its own; with a chat template that is used.

@@ -79,8 +79,8 @@ class StepGraph:
     def is_of(self, model: nn.Module) -> bool:
         """Tells whether a model still has the tensors that the graph keeps, each under its name; values may change in place.
 
-        Guarantee: False where a parameter or a buffer was exchanged, added, taken away or moved: then the graph would go on with
-        what the model had before.
+        Guarantee: False where a parameter or a buffer was exchanged, added, taken away or moved: then the graph would go on
+        with what the model had before.
         """
         now = {
             name: tensor

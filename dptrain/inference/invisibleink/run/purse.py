@@ -79,7 +79,7 @@ class Purse:
 
     @property
     def exists(self) -> bool:
-        """Tells whether the log is there. Raises StorageFailed, LedgerBusy or LedgerCorrupt where nobody can tell: as `is_log`."""
+        """Tells whether the log is there. Raises StorageFailed, LedgerBusy or LedgerCorrupt, as `is_log`: nobody can tell."""
         return self.log.file.exists() if self.log.file is not None else is_log(self.log)
 
     @property
@@ -226,7 +226,7 @@ class Purse:
             while not _held(directory, self.log.directory):
                 if time.monotonic() > deadline:
                     sentence = f"another process has held the directory {self.log.directory} for {ALONE_SECONDS} s"
-                    raise LedgerBusy("LOCKED", f"{sentence}, as who makes a budget log in it does; end what hangs, and ask again")
+                    raise LedgerBusy("LOCKED", f"{sentence}, as who makes a budget log there does; end what hangs, ask again")
                 time.sleep(_PAUSE)
             yield
         finally:
@@ -319,7 +319,7 @@ def _held(directory: int, path: Path) -> bool:
 
 
 def _made_whole(path: Path, data: bytes) -> bool:
-    """Makes a file for its owner alone, which appears whole and synced; returns False, and changes nothing, where one is there."""
+    """Makes a file for its owner alone, which appears whole and synced; returns False, and changes none, where one is there."""
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
