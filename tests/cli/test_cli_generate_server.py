@@ -65,6 +65,27 @@ def test_two_processes_that_begin_a_budget_at_the_same_time_make_one(shell, url)
     assert shell.json(*typed, "--plan")["texts_left"] == 0
 
 
+def test_a_server_that_is_down_is_no_new_budget_and_its_run_goes_on_when_it_is_back(shell, server, url):
+    world = write_world(shell.directory, 15)
+    typed, down = ([*world, "--budget", one, "--state", "state"] for one in (url, url.replace(f":{server.port}/", ":9/")))
+    shell.json(*typed, "--out", "one", "--texts", "1")
+    salt = shell.directory / "state/ledger.salt"
+    kept, names = salt.read_bytes(), sorted(path.name for path in salt.parent.iterdir())
+    for lost in (False, True):
+        if lost:
+            salt.unlink()
+        for more in (["--out", "one"], ["--out", "two"], ["--plan"]):
+            said = shell.json(*down, *more, code=1)
+            assert said["error"]["code"] == "CONNECTION" and "restore the connection" in str(said)
+    assert not salt.exists() and not (shell.directory / "one/budget.salt").exists()
+    assert shell.json(*typed, "--out", "one", code=1)["error"]["code"] == "SALT"
+    salt.write_bytes(kept)
+    salt.chmod(0o600)
+    shell.json(*typed, "--out", "one")
+    assert len(lines_of(shell.directory / "one/texts.jsonl")) == 5
+    assert sorted(path.name for path in salt.parent.iterdir()) == names
+
+
 def test_two_processes_that_ask_one_corpus_are_answered_as_often_as_it_pays(shell, url):
     typed = [*write_corpus(shell.directory), "--budget", url, "--state", "state"]
     shell.run(*typed, "--out", "one", "--one")

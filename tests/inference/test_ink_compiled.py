@@ -335,16 +335,16 @@ def test_a_step_that_gives_other_logits_in_long_rows_alone_is_refused(traced: An
 
 
 class Late(Mixed):
-    """A model that reads masks of four dimensions otherwise from a position on."""
+    """A model that reads masks of four dimensions otherwise from a position on, for some of its logits."""
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: int, columns: slice = slice(None)) -> None:
         super().__init__("mean")
-        self.start = start
+        self.start, self.columns = start, columns
 
     def forward(self, attention_mask: Any, position_ids: Any, **more: Any) -> Any:  # type: ignore[override]
         out = self.inner(attention_mask=attention_mask, position_ids=position_ids, **more)
         if attention_mask.dim() == 4 and int(position_ids.max()) >= self.start:
-            out.logits = out.logits * 1.05
+            out.logits[..., self.columns] *= 1.05
         return out
 
 
@@ -352,6 +352,7 @@ def test_a_form_is_compared_over_a_whole_text_of_the_longest_row() -> None:
     length = nobodys().ids.shape[1]
     assert form_of(Late(length - 1 + STEPS), nobodys(), STEPS) == Form(wide=True, kept=True), "no row comes so far"
     assert form_of(Late(length - 2 + STEPS), nobodys(), STEPS) == Form(kept=True), "the longest one does, at the last token"
+    assert form_of(Late(0, slice(1, 2)), nobodys(), STEPS) == Form(kept=True), "one logit that is compared early alone"
 
 
 # ---- tensors that are exchanged
