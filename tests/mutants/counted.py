@@ -118,6 +118,11 @@ COUNTS = (
     Mutant("and finds one that was left out", AUDIT, "            if shared and own.began <= self._state.header.time:\n",
            "            if False:\n",
            T + "test_a_budget_that_is_left_out_is_found_where_somebody_in_both_has_a_limit"),
+    Mutant("caps are those of the time", CONSENTS, "then, now = self._past.at(time), Share", "then, now = None, Share",
+           "tests/ledger/test_budget_generation.py::"
+           "test_a_contributor_has_no_more_contributions_than_registry_and_policy_allow"),
+    Mutant("who is new pushes nobody out", "dptrain/inference/invisibleink/references.py", "seen=_Uncounted()", "seen=Seen()",
+           T_SIGNED + "test_a_contributor_has_no_more_contributions_over_several_corpora_than_the_policy_allows"),
     Mutant("an audit says which ledgers were not given", AUDIT, "            if missing:\n", "            if False:\n", _TOLD),
     Mutant("an audit says that limits were held alone", AUDIT,
            "if limited and not (self._limits and all(self._limits)):", "if False:", _TOLD),
