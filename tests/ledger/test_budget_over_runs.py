@@ -326,8 +326,11 @@ def test_a_log_that_leaves_out_a_run_that_was_before_it_is_found(where: Any, fol
 
 
 def test_a_run_that_began_later_and_does_not_count_the_log_is_told_and_its_limits_stay_alone(where: Any, folder: Path) -> None:
-    later = trained(folder, *WHO, now=NOW + 20)
-    _, qualifiers, findings = audited(exported(where(), *WHO), later)
+    early = trained(folder, attested(9), name="early")
+    export = exported(where(), *WHO, spent=counting(early))
+    assert "LIMITS_ALONE" not in audited(export, early)[1]
+    later = trained(folder, *WHO, name="later", now=NOW + 20)
+    _, qualifiers, findings = audited(export, early, later)
     assert findings == [] and "LIMITS_ALONE" in qualifiers
 
 

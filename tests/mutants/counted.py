@@ -127,7 +127,7 @@ COUNTS = (
     Mutant("an audit says that limits were held alone", AUDIT,
            "if limited and not (self._limits and all(self._limits)):", "if False:", _TOLD),
     Mutant("a later run that does not count the log leaves limits alone", AUDIT,
-           "self._limits.append(before and run.closed and", "self._limits.append(run.closed and",
+           "in corpora and (before or spent or unnamed):", "in corpora and (before or unnamed):",
            T + "test_a_run_that_began_later_and_does_not_count_the_log_is_told_and_its_limits_stay_alone"),
     Mutant("a cited run is no stronger than its own verdict", VERIFY, "            verdicts += over.verdicts\n",
            "            pass\n", _TOLD),
