@@ -118,6 +118,10 @@ COUNTS = (
     Mutant("and finds one that was left out", AUDIT, "            if shared and own.began <= self._state.header.time:\n",
            "            if False:\n",
            T + "test_a_budget_that_is_left_out_is_found_where_somebody_in_both_has_a_limit"),
+    Mutant("a run is lost where one says so that goes on with it", "dptrain/record/earlier_runs.py",
+           "        if known is None or not isinstance(found, EarlierRun):\n            raise error\n",
+           "        known = known or found.cited\n",
+           T + "test_a_run_whose_key_was_lost_counts_as_the_one_says_that_goes_on_with_it"),
     Mutant("caps are those of the time", CONSENTS, "then, now = self._past.at(time), Share", "then, now = None, Share",
            "tests/ledger/test_budget_generation.py::"
            "test_a_contributor_has_no_more_contributions_than_registry_and_policy_allow"),
