@@ -56,7 +56,7 @@ GENERATED = (
         T_READ + "test_the_digest_follows_from_ids_and_labels",
     ),
     Mutant(
-        "contributions are judged for generation", READ, ", seen=Seen(), purpose=GENERATE)", ", seen=Seen())",
+        "contributions are judged for generation", READ, ", seen=_Uncounted(), purpose=GENERATE)", ", seen=_Uncounted())",
         T_SIGNED + "test_what_was_signed_to_train_alone_or_for_another_class_makes_no_text",
     ),
     Mutant(
