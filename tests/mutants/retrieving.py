@@ -23,14 +23,14 @@ RETRIEVED = (
         "no length is learned from the corpus", RETRIEVAL, _READ,
         "        if isinstance(self.score, Lexical):\n"
         "            many = [len(one.text.split()) for one in references]\n"
-        "            self.score = Lexical(length=max(1, round(sum(many) / len(many))))\n" + _READ, _ONE,
+        "            self._lexical = Lexical(length=max(1, round(sum(many) / len(many))))\n" + _READ, _ONE,
     ),
     Mutant(
         "no weight is learned from the corpus", RETRIEVAL, _READ,
         "        if isinstance(self.score, Lexical):\n"
         "            there = [set(one.text.split()) for one in references]\n"
         "            words = set().union(*there)\n"
-        "            self.score = Lexical({word: 1.0 / sum(word in one for one in there) for word in words})\n" + _READ, _ONE,
+        "            self._lexical = Lexical({word: 1 / sum(word in one for one in there) for word in words})\n" + _READ, _ONE,
     ),
     Mutant("a null document has no score", RETRIEVAL, " for one in references if one.text)", " for one in references)", _NULL),
     Mutant(
