@@ -377,7 +377,7 @@ def _rows(path: Path) -> Iterator[tuple[str, str | None]]:
                     continue
                 row, sound = _read(line, path, number)
                 one = row.get("id")
-                if not isinstance(one, str) or not one or not _encodes(one):
+                if not isinstance(one, str) or not one or not encodes(one):
                     raise ConfigError("REFERENCES", f"{path}, line {number}: its id is no text, or empty; give every row one")
                 if one in lines:
                     sentence = f"{path}, lines {lines[one]} and {number} have one id"
@@ -467,7 +467,7 @@ def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def _encodes(text: str) -> bool:
+def encodes(text: str) -> bool:
     """Tells whether a text is one that can be written: JSON can escape halves of characters."""
     try:
         text.encode()
@@ -479,7 +479,7 @@ def _encodes(text: str) -> bool:
 def _told(found: Any) -> str:
     """Returns a text as it is, and what is none as a null reference: an error would tell of one payload, and end the run for
     all."""
-    return found if isinstance(found, str) and _encodes(found) else ""
+    return found if isinstance(found, str) and encodes(found) else ""
 
 
 class _Uncounted(Seen):
