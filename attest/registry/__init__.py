@@ -25,13 +25,22 @@ from attest.registry.entries import (
     Rotate,
     SetClock,
 )
-from attest.registry.log import Peek, RegistryLog, RegistryReader, RegistryWalk, open_registry, peek, read_states
+from attest.registry.log import (
+    Peek,
+    RegistryLog,
+    RegistryPast,
+    RegistryReader,
+    RegistryWalk,
+    open_registry,
+    peek,
+    read_states,
+)
 from attest.registry.replay import Registry
 
 __all__ = [
     "MAX_ENTRY", "MAX_SIZE", "Action", "Contributor", "Create", "Enrol", "Entry", "Grant", "KeyRecord", "KeyStatement", "Peek",
-    "Prove", "Registry", "RegistryLog", "RegistryReader", "RegistryWalk", "Revoke", "RevokeOwn", "Rotate", "SetClock",
-    "open_registry", "peek", "read_states",
+    "Prove", "Registry", "RegistryLog", "RegistryPast", "RegistryReader", "RegistryWalk", "Revoke", "RevokeOwn", "Rotate",
+    "SetClock", "open_registry", "peek", "read_states",
 ]  # fmt: skip
 
 

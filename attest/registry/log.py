@@ -115,6 +115,33 @@ class RegistryWalk:
         return self._state.view(*self._view)
 
 
+class RegistryPast:
+    """Gives the states that a registry had at times in the past, in ascending order.
+
+    Args:
+        path: of the registry. owner_public_key: 32 raw bytes.
+
+    Raises:
+        RegistryRefused, FileRefused: as `open_registry`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], owner_public_key: bytes) -> None:
+        data, state = _read(Path(path)), State()
+        self._moments = [(state.time, state.roots[-1]) for _ in _entries(state, data, 0, owner_public_key)]
+        self._walk = RegistryWalk(data, owner_public_key, names=names_of(path), place=str(names_beside(path)))
+        self._now: Registry | None = None
+
+    def at(self, time: int) -> Registry | None:
+        """Returns the state behind the last entry of that time or before; None where there was none. Call it with times that
+        ascend."""
+        root = None
+        while self._moments and self._moments[0][0] <= time:
+            _, root = self._moments.pop(0)
+        if root is not None:
+            self._now = self._walk.to(root)
+        return self._now
+
+
 class RegistryReader:
     """Reads a registry file again and again, and verifies only what is new."""
 

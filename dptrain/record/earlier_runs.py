@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attest.schema.cards import card_of
@@ -13,7 +13,7 @@ from ledger.budget.audit.given import earlier_texts, require_counted
 from ledger.budget.counted import counted_as
 from ledger.budget.leaves import Withdrawn, decode_leaf
 from ledger.budget.log import BudgetLog, is_log
-from ledger.errors import LeafRefused, LedgerClosed
+from ledger.errors import LeafRefused, LedgerClosed, LedgerError
 from ledger.leaves import Previous
 from ledger.leaves.header import COMPROMISED, SPENT
 from ledger.log import Ledger
@@ -62,7 +62,8 @@ class Earlier:
             owner_key: raw public key of the corpus owner, whose policies they must have.
 
         Raises:
-            LedgerClosed: code EARLIER_OPEN, an earlier run is not closed, so that more could be charged to it unseen.
+            LedgerClosed, LeafRefused: code EARLIER_OPEN, an earlier run is not closed, so that more could be charged to it
+                unseen, and none of the others says that its key was lost.
             LeafRefused: code EARLIER, the audit of an export FAILED; EARLIER_NOT_PRIVATE, a run with a fixed test key;
                 EARLIER_UNCITED, one of them counted a ledger that is not named; RULE, a budget without rules of generation,
                 of which nothing can be counted.
@@ -71,13 +72,21 @@ class Earlier:
             ConfigError: code EARLIER_KEY, an export and no key to audit it with; EARLIER, a budget as what this run replaces.
         """
         named = [(ledger, SPENT) for ledger in self.ledgers] + ([(self.replaces, COMPROMISED)] if self.replaces else [])
-        runs, texts = list[EarlierRun](), list[EarlierTexts]()
+        runs, texts, still_open = list[EarlierRun](), list[EarlierTexts](), list[tuple[Where, LedgerError]]()
         for ledger, reason in named:
-            found = self._read(ledger, reason, cited, owner_key)
+            try:
+                found = self._read(ledger, reason, cited, owner_key)
+            except (LedgerClosed, LeafRefused) as error:
+                if error.code != "EARLIER_OPEN":
+                    raise
+                still_open.append((ledger, error))
+                continue
             if isinstance(found, EarlierRun):
                 runs.append(found)
             else:
                 texts.append(found)
+        lost = [before for one in (*runs, *texts) for before in one.previous or () if before.reason == COMPROMISED]
+        runs += [self._lost(ledger, lost, owner_key, error) for ledger, error in still_open]
         counted = [*runs, *texts]
         digests = {one.cited.header_digest for one in counted}
         if cited is not None and counted and digests != {item.header_digest for item in cited}:
@@ -87,6 +96,15 @@ class Earlier:
         for origin, missing in left_out(counted):
             raise LeafRefused("EARLIER_UNCITED", f"{origin} counted what was spent in {missing.origin}; name that ledger too")
         return SpentRegistry(runs, texts)
+
+    def _lost(self, ledger: Where, lost: Sequence[Previous], owner_key: bytes, error: LedgerError) -> EarlierRun:
+        """Returns a run that is open as another ledger that was named counts it, whose key it says was lost: with its whole
+        plan. Raises ``error`` where none says that."""
+        found = self._read(ledger, COMPROMISED, tuple(lost), owner_key)
+        known = next((one for one in lost if one.header_digest == found.cited.header_digest), None)
+        if known is None or not isinstance(found, EarlierRun):
+            raise error
+        return replace(found, cited=known)
 
     def _read(
         self, ledger: Where, reason: str, cited: tuple[Previous, ...] | None, owner_key: bytes

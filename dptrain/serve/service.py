@@ -350,8 +350,8 @@ class Service:
     def require_kept(self, running: Running) -> None:
         """Holds an answer against what was withdrawn, before each piece of it that is given out.
 
-        Guarantee: no piece of a text is given out once a reference of it is gone, changed or withdrawn, as far as this process
-        has read the log, or its generation was closed; a piece that was drawn before is not either.
+        Guarantee: no piece of a text is given out once a reference of it is gone or withdrawn, as far as this process has read
+        the log, or may have another text, or its generation was closed; a piece that was drawn before is not either.
 
         Raises:
             Refused: what the answer rests on was withdrawn.
@@ -524,8 +524,9 @@ class Service:
     def reread(self) -> None:
         """Reads the references of all generations again, and what was withdrawn of them.
 
-        Guarantee: once it returns, every text was ended that has a reference which is not there any more, was withdrawn, or has
-        another text now; what was drawn of it and waits for its reader is sent no more.
+        Guarantee: once it returns, every text was ended that has a reference which is not there any more, was withdrawn, or may
+        have another text now, as every one may that nobody signed; what was drawn of it and waits for its reader is sent no
+        more.
         """
         if self.generations is not None:
             self.generations.reread()

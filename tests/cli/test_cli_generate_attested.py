@@ -253,6 +253,10 @@ def test_a_contributor_has_no_more_contributions_over_several_corpora_than_the_p
     found = [word if word != "corpus" else "first" for word in GENERATE]
     told = clinic.json(*found, "corpus", "--model", str(model_folder()), "--out", "both")
     assert (told["references"], told["refused"]) == (4, {"CONTRIBUTOR_CAP": 2})
+    for name in ("a", "b"):  # before the others by name
+        sign(clinic, name, texts(2, name))
+    again = clinic.json(*found, "corpus", "--model", str(model_folder()), "--out", "both")
+    assert (again["references"], again["gone"], again["refused"]) == (4, 0, {"CONTRIBUTOR_CAP": 6}), "nobody is pushed out"
 
 
 def test_the_signed_data_class_is_a_public_label(clinic):

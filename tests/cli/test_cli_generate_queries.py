@@ -202,8 +202,9 @@ def test_weights_of_words_are_public_and_a_run_keeps_them(shell, typed):
     assert shell.json(*typed, "--weights", "weights.csv", "--out", "run", "--one")["new"] == 1
     refused = shell.json(*typed, "--out", "run", code=1)["error"]
     assert refused["code"] == "RUN_REFERENCES" and "score" in refused["sentence"]
-    (shell.directory / "weights.csv").write_text("word;weight\n")
-    assert shell.json(*typed, "--weights", "weights.csv", "--plan", code=1)["error"]["code"] == "WEIGHTS"
+    for text in ("word;weight\n", "word,weight\nboat,1e308\n"):
+        (shell.directory / "weights.csv").write_text(text)
+        assert shell.json(*typed, "--weights", "weights.csv", "--plan", code=1)["error"]["code"] == "WEIGHTS"
 
 
 @pytest.mark.parametrize(
@@ -247,7 +248,8 @@ def test_options_of_queries_that_do_not_go_together_are_wrong_use(shell, typed, 
     [
         ("", "QUERIES"), ('{"id": "a"}\n', "QUERIES"), ('{"id": "a", "text": "tea"}\n' * 2, "QUERIES"), ("[]\n", "QUERIES"),
         ('{"id": "a", "text": ""}\n', "QUERY"), ('{"id": "a", "text": "a\\u0000b"}\n', "QUERY"),
-        ('{"id": "a", "text": "\\ud800"}\n', "QUERY"), (json.dumps({"id": "a", "text": "tea " * 2000}) + "\n", "QUERY"),
+        ('{"id": "\\ud800", "text": "tea"}\n', "QUERIES"), ('{"id": "a", "text": "\\ud800"}\n', "QUERY"),
+        (json.dumps({"id": "a", "text": "tea " * 2000}) + "\n", "QUERY"),
         (json.dumps({"id": "a", "text": "tea " * 200}) + "\n", "ROOM"),
     ],
 )  # fmt: skip
@@ -257,6 +259,7 @@ def test_what_is_no_query_is_told_by_its_line_before_anything_is_paid(shell, typ
     assert refused["code"] == code
     path = shell.directory / "run/budget.db"
     assert not path.exists() or spent(path) == 0
+    assert code != "QUERIES" or not (shell.directory / "run/queries.jsonl").exists()
 
 
 def test_a_task_without_a_place_for_the_query_is_told_how_to_make_one(shell, typed):

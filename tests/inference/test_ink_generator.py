@@ -4,6 +4,8 @@ import copy
 import itertools
 import os
 import pickle
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -245,6 +247,36 @@ def test_rows_are_tested_before_the_first_text_and_now_and_then_after(monkeypatc
         counts.append(len(asked))
     assert counts == [1, 1, 1, 2, 2, 2, 3] and len(asked) == 3
     assert all((*shape, "moves" in named) == (4, length, PLAN.tokens, False) for *shape, named in asked)
+
+
+def test_a_text_of_a_length_that_was_tested_waits_for_no_test_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, tested, texts = threading.Event(), [], []
+
+    def slow(model: Any, batch: int, length: int, *more: Any, **named: Any) -> Form:
+        tested.append(length)
+        assert len(tested) == 1 or go.wait(30)
+        return Form()
+
+    monkeypatch.setattr(generator, "check_rows", slow)
+    found = ink(task=Task("Of {query}: say.", "[[Of {reference}: ]]Of {query}: say.", 20, labels=("query",)))
+
+    def tell(query: str) -> threading.Thread:
+        thread = threading.Thread(target=lambda: texts.append(found.generate(REFERENCES, Meter(), labels={"query": query})))
+        thread.start()
+        return thread
+
+    tell("tea").join()
+    waiting = [tell("tea" * 20), tell("tea" * 20)]
+    try:
+        while len(tested) < 2:
+            time.sleep(0.001)
+        tell("tea").join(20)
+        assert len(texts) == 2, "a text waited for the test of rows that are none of its own"
+    finally:
+        go.set()
+        for each in waiting:
+            each.join()
+    assert len(texts) == 4 and len(tested) == 2 == len(set(tested))
 
 
 def test_a_model_that_couples_rows_generates_nothing_and_nothing_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:

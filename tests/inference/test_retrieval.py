@@ -1,25 +1,29 @@
 """Retrieval of references: neighbours differ in one of them, whatever the query, and the corpus pays before it is looked at."""
 
+import copy
 import json
 import math
 import random
 import zlib
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, NotPaid
 from dptrain.inference.invisibleink import InvisibleInk, Plan, Task, probabilities
 from dptrain.inference.invisibleink.formulas import bounded_range
-from dptrain.inference.invisibleink.paying import BudgetMeter
+from dptrain.inference.invisibleink.paying import BudgetMeter, PaidBefore
 from dptrain.inference.invisibleink.plan import mechanism
 from dptrain.inference.invisibleink.references import References
 from dptrain.inference.invisibleink.retrieval import CORPUS, MOST_QUERY, Lexical, Retrieval, words_of
+from dptrain.inference.invisibleink.retrieval.scores import MOST_LENGTH, MOST_WEIGHT
 from ledger.budget.log import BudgetLog, BudgetSpec
 from ledger.errors import BudgetExhausted
-from tests.worlds.ink import model, tokenizer
+from tests.worlds.ink import Meter, Receipt, model, tokenizer
 from tests.worlds.ledgers import SIGNER
 
 WORDS = ("fever", "cough", "ward", "rash", "pain", "sleep", "tea", "night")
@@ -216,9 +220,34 @@ def test_public_weights_are_read_from_a_list(tmp_path: Path) -> None:
         path.write_bytes(text.encode("latin-1"))
         with pytest.raises(ConfigError, match="WEIGHTS"):
             Lexical.read(path)
-    for changes in ({"b": 1.5}, {"k1": -1.0}, {"length": 0}, {"k1": math.nan}):
+    beyond = ({"k1": 2e6}, {"length": MOST_LENGTH + 1}, {"weights": {"tea": 1e308}}, {"weights": {"tea": 10**400}})
+    for changes in ({"b": 1.5}, {"b": math.nan}, {"k1": -1.0}, {"length": 0}, {"length": 1.5}, {"k1": math.nan}, *beyond):
         with pytest.raises(ConfigError, match="WEIGHTS"):
             Lexical(**changes)
+
+
+def test_a_score_is_finite_at_the_bounds_of_all_public_numbers_whatever_the_document_is() -> None:
+    query = " ".join(f"w{number}" for number in range(MOST_QUERY // 6))
+    documents = ("", "w0", query, "w0 " * 10**5, f"{query} " * 50)
+    for k1 in (0, 5e-324, MOST_WEIGHT):
+        for b in (0.0, 5e-324, 1.0):
+            for length in (1, MOST_LENGTH):
+                score = Lexical({"w0": MOST_WEIGHT, "w1": 0}, k1, b, length)
+                assert all(0.0 <= score(query, one) < 1e16 for one in documents)
+
+
+def test_a_class_of_its_own_scores_as_it_says(tmp_path: Path) -> None:
+    class Longest(Lexical):
+        def __call__(self, query: str, text: str) -> float:
+            return float(len(text))
+
+    class Shortest(Lexical):
+        def of_terms(self, query: str, terms: Mapping[str, float]) -> float:
+            return -float(len(terms))
+
+    documents = corpus(tmp_path, ["tea", "a very long text of a document", "ward ward"])
+    assert Retrieval(documents, Longest()).best("tea", 1) == ("a very long text of a document",)
+    assert Retrieval(documents, Shortest()).best("night", 2) == ("tea", "ward ward")
 
 
 def log_of(folder: Path, texts: int) -> BudgetLog:
@@ -250,6 +279,32 @@ def test_the_corpus_pays_for_a_query_before_one_document_is_looked_at(tmp_path: 
         assert not said
 
 
+@pytest.mark.parametrize("given", [None, 5, Receipt(PLAN.tokens - 1), Receipt(True)])
+def test_no_document_is_looked_at_on_a_receipt_of_less(tmp_path: Path, given: Any) -> None:
+    seen: list[str] = []
+    retrieval = Retrieval(corpus(tmp_path, ["tea"]), lambda query, text: float(seen.append(text) or 0))
+    meter = Meter()
+    meter.reserve = lambda *of, **named: given  # type: ignore[method-assign]
+    with pytest.raises(NotPaid, match="RECEIPT"):
+        retrieval.stream(InvisibleInk(model(), tokenizer(), TASK, PLAN), "tea", meter, labels={"query": "tea"})
+    assert not seen
+
+
+def test_a_receipt_of_what_was_paid_before_is_of_one_text(tmp_path: Path) -> None:
+    ink, references, labels = InvisibleInk(model(), tokenizer(), TASK, PLAN), ("tea", "ward", None), {"query": "tea"}
+    with log_of(tmp_path, 1) as log:
+        meter = BudgetMeter(log, [CORPUS])
+        paid = PaidBefore(meter, meter.reserve(PLAN.tokens, mechanism=PLAN.mechanism, nano_rho=PLAN.nano_rho))
+        ink.stream(references, paid, labels=labels).close()  # what was never computed comes back
+        for again in (paid, paid, copy.copy(paid)):
+            with pytest.raises(NotPaid, match="RECEIPT"):
+                ink.stream(references, again, labels=labels)
+        with pytest.raises(TypeError):
+            copy.deepcopy(paid)
+        log.refresh()
+        assert not log.state.open
+
+
 def test_a_plan_of_another_adjacency_costs_too_little_and_is_refused(tmp_path: Path) -> None:
     ink = InvisibleInk(model(), tokenizer(), TASK, Plan.for_epsilon(8.0, delta=1e-6, batch=3, tokens=5))
     with log_of(tmp_path, 1) as log, pytest.raises(ConfigError, match="ADJACENCY"):
@@ -260,7 +315,9 @@ def test_what_is_wrong_with_the_words_of_a_query_is_told_before_it_is_paid_for(t
     ink = InvisibleInk(model(), tokenizer(), TASK, PLAN)
     retrieval = Retrieval(corpus(tmp_path, ["tea"]))
     with log_of(tmp_path, 1) as log:
-        for labels, code in (({}, "LABELS"), ({"query": "tea " * 200}, "ROOM")):
+        long = "tea " * 200
+        for query, word, code in (("tea", None, "LABELS"), (long, long, "ROOM"), ("tea", "rash", "QUERY")):
+            labels = {} if word is None else {"query": word}
             with pytest.raises(ConfigError, match=code):
-                retrieval.stream(ink, "tea", BudgetMeter(log, [CORPUS]), labels=labels)
+                retrieval.stream(ink, query, BudgetMeter(log, [CORPUS]), labels=labels)
         assert log.balance(CORPUS).spent == 0

@@ -1,6 +1,7 @@
 """Texts count in limits of epsilon over all runs, beside the runs that a log counts, and an auditor adds the two up again."""
 
 import hashlib
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -13,6 +14,7 @@ from attest import keys, signed_file
 from attest.attestation import Attestation
 from attest.descriptor import SignedDescriptor
 from attest.policy import SignedPolicy, sign_policy, verify_policy
+from dptrain.record.earlier_runs import Earlier as NamedEarlier
 from ledger.accountants import Phase, renyi
 from ledger.audit.given import read_export
 from ledger.audit.verify import earlier_run
@@ -66,7 +68,10 @@ def run_policy(**changes: Any) -> SignedPolicy:
 def trained(folder: Path, *who: Attestation, name: str = "one", windows: int = 2, signer: NoteSigner = RUN, **how: Any) -> Path:
     """The export of a run in which these took part, by the word of its operator, closed before NOW."""
     said = {"close": True, "now": NOW - 1000, "withdraw": (), "limits": True, "anchors": {}, "bounds": {}} | how
-    spec = header_spec(run_policy(), owner_key=keys.public_bytes(OWNER), registry_root=make_registry().root())
+    previous = tuple(said.get("previous", ()))
+    spec = header_spec(
+        run_policy(), owner_key=keys.public_bytes(OWNER), registry_root=make_registry().root(), previous=previous
+    )
     with Ledger.create(folder / f"{name}.db", spec, signer, now=said["now"]) as ledger:
         driver = Driver(ledger, now=said["now"], streams=1000)
         for number, one in enumerate(who):
@@ -326,8 +331,11 @@ def test_a_log_that_leaves_out_a_run_that_was_before_it_is_found(where: Any, fol
 
 
 def test_a_run_that_began_later_and_does_not_count_the_log_is_told_and_its_limits_stay_alone(where: Any, folder: Path) -> None:
-    later = trained(folder, *WHO, now=NOW + 20)
-    _, qualifiers, findings = audited(exported(where(), *WHO), later)
+    early = trained(folder, attested(9), name="early")
+    export = exported(where(), *WHO, spent=counting(early))
+    assert "LIMITS_ALONE" not in audited(export, early)[1]
+    later = trained(folder, *WHO, name="later", now=NOW + 20)
+    _, qualifiers, findings = audited(export, early, later)
     assert findings == [] and "LIMITS_ALONE" in qualifiers
 
 
@@ -614,7 +622,33 @@ def test_who_is_read_again_and_again_and_refused_leaves_nothing_behind(where: An
 def test_what_begins_over_another_corpus_or_before_what_it_counts_counts_nothing(folder: Path) -> None:
     spent = counting(trained(folder, *WHO))
     spent.require_countable(CORPUS, NOW)
-    for corpus, time, code in (("another", NOW, "EARLIER_CORPUS"), (CORPUS, NOW - 9000, "EARLIER_TIME")):
+    for corpus, moment, code in (("another", NOW, "EARLIER_CORPUS"), (CORPUS, NOW - 9000, "EARLIER_TIME")):
         with pytest.raises(LeafRefused) as refused:
-            spent.require_countable(corpus, time)
+            spent.require_countable(corpus, moment)
         assert refused.value.code == code
+
+
+def test_a_run_whose_key_was_lost_counts_as_the_one_says_that_goes_on_with_it(where: Any, folder: Path) -> None:
+    """Who names both need say nothing more, and texts count what either spent, the lost one with its whole plan."""
+    began = int(time.time()) - 5000
+    first = trained(folder, *WHO, close=False, now=began)
+    cited = earlier_run(first, [RUN.vkey], reason=COMPROMISED).cited
+    second = trained(folder, *WHO, name="goes on", signer=SIGNER, now=began + 900, previous=[cited])
+    (folder / "runs.pub").write_text(f"{RUN.vkey}\n{SIGNER.vkey}\n")
+    owner, named = keys.public_bytes(OWNER), [folder / "runs.pub"]
+    spent = NamedEarlier([second, first], keys=named).registry(None, owner)
+    assert {one.reason for one in spent.previous} == {SPENT, COMPROMISED} and cited in spent.previous
+    whole = earlier_run(first, [RUN.vkey], reason=COMPROMISED)
+    own = SignedDescriptor.from_cbor(WHO[0].descriptor)
+    assert SpentRegistry([whole]).carried(digest(WHO[0]), DELTA, spent_by(own)) < spent.carried(
+        digest(WHO[0]), DELTA, spent_by(own)
+    )
+    for alone in ([first], [first, trained(folder, *WHO, name="another", now=began + 50)]):
+        with pytest.raises(LeafRefused) as refused:
+            NamedEarlier(alone, keys=named).registry(None, owner)
+        assert refused.value.code == "EARLIER_OPEN"
+
+
+def spent_by(signed_as: SignedDescriptor) -> Any:
+    limit = {"max_epsilon_micro": signed_as.limit[0], "max_delta_pico": signed_as.limit[1]}
+    return admission(0, "sensitive", clip_micro=MICRO, sigma_micro=NOISE, **limit)

@@ -112,7 +112,7 @@ CONTRIBUTIONS = (
            T + "test_what_contributions_got_back_is_shown_and_told_as_the_operators_word"),
     Mutant("what others pay for under rules is told", AUDIT, "        if self._elsewhere:\n", "        if False:\n",
            T + "test_what_others_pay_for_under_rules_of_generation_is_told_and_so_is_what_they_got_back"),
-    Mutant("contributions of one contributor are counted", AUDIT, "        if count > share.cap:\n", "        if False:\n",
+    Mutant("contributions of one contributor are counted", AUDIT, "        if count > most:\n", "        if False:\n",
            T + "test_a_contributor_has_no_more_contributions_than_registry_and_policy_allow"),
     Mutant("what weakens one of several logs weakens all", VERIFY,
            'qualifiers |= set(one.report["qualifiers"]) - ({"UNCOMPARED"} if number else set())', "pass",

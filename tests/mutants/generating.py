@@ -25,7 +25,7 @@ GENERATED = (
         T_READ + "test_every_row_keeps_its_place_and_one_that_is_empty_or_null_is_a_null_reference",
     ),
     Mutant(
-        "what is no text is null", READ, 'isinstance(found, str) and _encodes(found) else ""',
+        "what is no text is null", READ, 'isinstance(found, str) and encodes(found) else ""',
         "_encodes(str(found)) else str(1 / 0)",
         T_READ + "test_what_is_no_text_is_a_null_reference_and_ends_the_run_for_nobody",
     ),
@@ -56,7 +56,7 @@ GENERATED = (
         T_READ + "test_the_digest_follows_from_ids_and_labels",
     ),
     Mutant(
-        "contributions are judged for generation", READ, ", seen=Seen(), purpose=GENERATE)", ", seen=Seen())",
+        "contributions are judged for generation", READ, ", seen=_Uncounted(), purpose=GENERATE)", ", seen=_Uncounted())",
         T_SIGNED + "test_what_was_signed_to_train_alone_or_for_another_class_makes_no_text",
     ),
     Mutant(

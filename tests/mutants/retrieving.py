@@ -4,7 +4,7 @@ from tests.mutants.mutant import Mutant
 
 INK = "dptrain/inference/invisibleink/"
 GENERATOR, FORMULAS, PAYING = (INK + f"{name}.py" for name in ("generator", "formulas", "paying"))
-RETRIEVAL = INK + "retrieval/corpus.py"
+RETRIEVAL, SCORES = INK + "retrieval/corpus.py", INK + "retrieval/scores.py"
 PURSE, ANSWERING = INK + "run/purse.py", INK + "run/answering.py"
 ASKED, CONFIG, OFFERED = "dptrain/cli/generate/asked.py", "dptrain/serve/config.py", "dptrain/serve/generations/offered.py"
 
@@ -23,14 +23,14 @@ RETRIEVED = (
         "no length is learned from the corpus", RETRIEVAL, _READ,
         "        if isinstance(self.score, Lexical):\n"
         "            many = [len(one.text.split()) for one in references]\n"
-        "            self.score = Lexical(length=max(1, round(sum(many) / len(many))))\n" + _READ, _ONE,
+        "            self._lexical = Lexical(length=max(1, round(sum(many) / len(many))))\n" + _READ, _ONE,
     ),
     Mutant(
         "no weight is learned from the corpus", RETRIEVAL, _READ,
         "        if isinstance(self.score, Lexical):\n"
         "            there = [set(one.text.split()) for one in references]\n"
         "            words = set().union(*there)\n"
-        "            self.score = Lexical({word: 1.0 / sum(word in one for one in there) for word in words})\n" + _READ, _ONE,
+        "            self._lexical = Lexical({word: 1 / sum(word in one for one in there) for word in words})\n" + _READ, _ONE,
     ),
     Mutant("a null document has no score", RETRIEVAL, " for one in references if one.text)", " for one in references)", _NULL),
     Mutant(
@@ -54,7 +54,7 @@ RETRIEVED = (
     ),
     Mutant(
         "the corpus pays before it is looked at", RETRIEVAL,
-        "        receipt = meter.reserve(plan.tokens, mechanism=plan.mechanism, nano_rho=plan.nano_rho)\n"
+        "        receipt = paid_for(meter, plan)\n"
         "        return ink.stream(self.best(query, plan.batch), PaidBefore(meter, receipt), labels=labels)\n",
         "        found = self.best(query, plan.batch)\n        return ink.stream(found, meter, labels=labels)\n", _PAID,
     ),
@@ -101,8 +101,36 @@ RETRIEVED = (
         T_SERVED + "test_one_log_is_for_queries_or_for_batches",
     ),
     Mutant(
-        "a corpus that changed ends all its texts", OFFERED, "        if self._now[1] != digest:\n", "        if False:\n",
-        T_SERVED + "test_a_corpus_that_changed_ends_all_its_texts_whatever_they_retrieved",
+        "a corpus that was read again ends all its texts", OFFERED, "        if self._now is not corpus:\n",
+        "        if False:\n",
+        T_SERVED + "test_every_reading_of_a_corpus_ends_all_its_texts_so_that_none_tells_what_a_document_was",
+    ),
+    Mutant(
+        "and that they end tells of no document", OFFERED, "        if self._now is not corpus:\n",
+        "        if [one.text for one in self._now.references] != [one.text for one in corpus.references]:\n",
+        T_SERVED + "test_every_reading_of_a_corpus_ends_all_its_texts_so_that_none_tells_what_a_document_was",
+    ),
+    Mutant(
+        "no public number makes a score overflow", SCORES, "all(0.0 <= one <= MOST_WEIGHT for", "all(0.0 <= one < math.inf for",
+        T_SERVED + "test_no_list_of_weights_that_is_read_makes_a_score_overflow",
+    ),
+    Mutant(
+        "a document without a score is told to no client", OFFERED, '            if error.code != "SCORE":\n',
+        "            if True:\n", T_SERVED + "test_a_document_without_a_score_is_told_to_no_client",
+    ),
+    Mutant(
+        "a receipt pays for one text", PAYING, "        if not self._given.acquire(blocking=False):\n", "        if False:\n",
+        T_RETRIEVAL + "test_a_receipt_of_what_was_paid_before_is_of_one_text",
+    ),
+    Mutant(
+        "a query is looked at on a receipt alone", RETRIEVAL, "        receipt = paid_for(meter, plan)\n",
+        "        receipt = meter.reserve(plan.tokens, mechanism=plan.mechanism, nano_rho=plan.nano_rho)\n",
+        T_RETRIEVAL + "test_no_document_is_looked_at_on_a_receipt_of_less",
+    ),
+    Mutant(
+        "the query of the prompts is the one that retrieves", RETRIEVAL,
+        "        if (labels or {}).get(QUERY, checked(query)) != query:\n", "        if checked(query) != query:\n",
+        T_RETRIEVAL + "test_what_is_wrong_with_the_words_of_a_query_is_told_before_it_is_paid_for",
     ),
     Mutant(
         "what others spent is told to nobody", OFFERED,

@@ -202,13 +202,12 @@ SERVING = (
         T_CLOSING + "test_no_model_of_a_generation_outlives_its_withdrawal",
     ),
     Mutant(
-        "a text of a withdrawn contribution ends", OFFERED, " or account in withdrawn for", " for",
+        "a text of a withdrawn contribution ends", OFFERED, " or not accounts.isdisjoint(withdrawn):", ":",
         T_SOURCES + "test_a_contribution_that_is_withdrawn_ends_its_running_text_and_pays_for_no_other",
     ),
     Mutant(
-        "a text of a reference that is gone ends", OFFERED, "now.get(account) != digest or",
-        "now.get(account, digest) != digest or",
-        T_SOURCES + "test_a_reference_that_is_gone_from_what_is_read_again_makes_no_text_any_more",
+        "a text of a reference that is gone ends", OFFERED, " or not accounts <= now.accounts or", " or",
+        T_AGAIN + "test_a_text_of_contributions_ends_where_one_of_its_own_is_gone_and_else_goes_on",
     ),
     Mutant(
         "what cannot be read again makes no text", OFFERED,
@@ -239,8 +238,14 @@ SERVING = (
         T_SOURCES + "test_a_signed_withdrawal_counts_from_the_next_reading_on_and_for_good",
     ),
     Mutant(
-        "a text of a reference that was changed ends", OFFERED, "now.get(account) != digest or", "account not in now or",
+        "a text of a reference that was changed ends", OFFERED, "(now is not read and not read.signed) or ", "",
         T_AGAIN + "test_a_text_ends_whose_reference_was_changed_or_emptied_while_it_was_drawn",
+    ),
+    Mutant(
+        "and that it ends tells of no payload", OFFERED, "(now is not read and not read.signed) or ",
+        "(not read.signed and any(one.text != now.pool.references.rows[place].text for place, one in\n"
+        "            enumerate(read.pool.references) if self._log.account(one.unit) in accounts)) or ",
+        T_AGAIN + "test_a_text_of_references_that_nobody_signed_ends_though_its_own_are_what_they_were",
     ),
     Mutant(
         "what waits for a reader ends with its reference", SERVICE,

@@ -6,7 +6,7 @@ TEXTS = "ledger/replay/earlier_texts.py"
 REGISTRY = "ledger/replay/earlier_runs.py"
 COUNTED = "ledger/budget/counted.py"
 BESIDE = "ledger/audit/texts.py"
-EARLIER = "ledger/audit/earlier.py"
+EARLIER, AMONG = "ledger/audit/earlier.py", "ledger/audit/among.py"
 GIVEN = "ledger/budget/audit/given.py"
 HISTORIES = "ledger/audit/histories.py"
 WITHDRAWALS = "ledger/audit/withdrawals.py"
@@ -103,7 +103,7 @@ TEXTS_BESIDE = (
         T_EVERYBODY,
     ),
     Mutant(
-        "a cited run had room beside the texts that it counted", EARLIER,
+        "a cited run had room beside the texts that it counted", "ledger/audit/among.py",
         "[other for other in texts if other.cited.header_digest in counted],", "[],",
         T_LIES + "test_a_cited_run_that_had_no_room_beside_the_texts_it_counted_must_not_have_begun",
     ),
@@ -146,7 +146,7 @@ TEXTS_BESIDE = (
     ),
     Mutant(
         "one descriptor has one limit in a run and a budget", BESIDE,
-        "                    if terms.limit != signed.limit:", "                    if terms.limit is None:",
+        "                if terms.limit != signed.limit:", "                if terms.limit is None:",
         T_SAID,
     ),
     Mutant(

@@ -82,12 +82,29 @@ def test_a_text_ends_whose_reference_was_changed_or_emptied_while_it_was_drawn(t
         assert spent(world)[0] in (2, 3)  # and not a token more is computed
 
 
-def test_a_text_whose_references_are_what_they_were_goes_on_when_others_change(tmp_path: Path) -> None:
-    with telling(tmp_path) as world, halfway(world) as (_, _, _, ended):
-        other = batches(world)[1][0]
-        put(tmp_path, **{other.id.replace("-", "_"): "another word"})
+@pytest.mark.parametrize("other", [False, True], ids=["nothing changed", "another changed"])
+def test_a_text_of_references_that_nobody_signed_ends_though_its_own_are_what_they_were(tmp_path: Path, other: bool) -> None:
+    """Were it to go on, that it ends would tell, of a reference that is null now, whether it was null before."""
+    with telling(tmp_path) as world, halfway(world) as (_, _, seen, ended):
+        if other:
+            put(tmp_path, **{batches(world)[1][0].id.replace("-", "_"): "another word"})
         world.service.reload(world.config)
-        assert '"finish_reason": "length"' in ended()
+        assert '"WITHDRAWN"' in ended() and not any('"usage"' in line for line in seen)
+
+
+def left_out(folder: Path, gone: Any) -> None:
+    """Takes a contribution out of the corpus; nobody withdraws it."""
+    [number] = [number for number in range(len(FIVE)) if digest(folder, number).hex() == gone.id]
+    (folder / "corpus" / f"{number}.txt.attest").unlink()
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["of another text", "its own"])
+def test_a_text_of_contributions_ends_where_one_of_its_own_is_gone_and_else_goes_on(tmp_path: Path, own: bool) -> None:
+    write_attested(tmp_path, FIVE)
+    with telling(tmp_path, RICH, generation=ATTESTED) as world, halfway(world) as (_, _, _, ended):
+        left_out(tmp_path, batches(world)[0 if own else 1][0])
+        world.service.reload(world.config)
+        assert ('"WITHDRAWN"' if own else '"finish_reason": "length"') in ended()
 
 
 @pytest.mark.parametrize("how", ["read again", "another process"])

@@ -1,6 +1,7 @@
 """Generations that retrieve: each request has a public query, and the corpus pays for it before a document is looked at."""
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from dptrain.errors import ConfigError, NotPrivateUse
 from dptrain.inference.invisibleink import Plan, generator
 from dptrain.inference.invisibleink.forward import Form
-from dptrain.inference.invisibleink.retrieval import CORPUS, Retrieval
+from dptrain.inference.invisibleink.retrieval import CORPUS, Lexical, Retrieval
 from dptrain.inference.remote import Client, ServerRefused
 from dptrain.serve.config import ServeConfig
 from ledger.budget.log import BudgetLog
@@ -159,24 +160,55 @@ def test_rows_of_a_length_that_no_query_had_are_tested_before_they_draw(tmp_path
         assert spent(world) == before  # made-up rows were tested, and nothing of a document was drawn from
 
 
-def test_a_corpus_that_changed_ends_all_its_texts_whatever_they_retrieved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before, after", [("salt net", ""), ("", ""), ("salt net", "salt net"), ("salt net", "gull")])
+def test_every_reading_of_a_corpus_ends_all_its_texts_so_that_none_tells_what_a_document_was(
+    tmp_path: Path, before: str, after: str
+) -> None:
     every = mock.patch.object(generator._Text, "add", lambda text, token: ".")  # some tokens complete no text
     with asking(tmp_path) as world, listening(world) as url, every:
+        path = tmp_path / "references.jsonl"
+        rows = path.read_text()
+
+        def read(text: str) -> None:
+            path.write_text(rows.replace("salt net", text))  # of no document of this query
+            world.service.reread()
+
+        read(before)
         with held(world, "adapter:pub") as turns, Client(url, world.tokens["anna"]) as client:
             text = client.generate("tales", labels={"kind": "boat"}, query="apple")
             next(text)
-            for _ in range(2):
-                turns.release(1)
-                next(text)
-                world.service.reread()  # nothing changed, so that the text goes on
-            rows = (tmp_path / "references.jsonl").read_text().replace("salt net", "")  # no document of this text
-            (tmp_path / "references.jsonl").write_text(rows)
-            world.service.reread()
+            turns.release(1)
+            next(text)
+            read(after)
             turns.release(TOKENS)
             with pytest.raises(ServerRefused) as refused:
                 list(text)
-            assert refused.value.code == "WITHDRAWN"
+            assert (refused.value.code, refused.value.sentence) == (
+                "WITHDRAWN", "the corpus was read again while this text was computed; ask again",
+            )  # fmt: skip
         assert tell(world, query="apple").status_code == 200
+
+
+def test_no_list_of_weights_that_is_read_makes_a_score_overflow(tmp_path: Path) -> None:
+    weights = tmp_path / "weights.csv"
+    weights.write_text("word,weight\napple,1e308\n")
+    with pytest.raises(ConfigError, match="WEIGHTS"), asking(tmp_path, generation={"weights": "weights.csv"}):
+        pass
+    weights.write_text("word,weight\napple,1000000\n")
+    with asking(tmp_path, generation={"weights": "weights.csv"}) as world:
+        assert tell(world, query="apple pear plum").status_code == 200
+
+
+def test_a_document_without_a_score_is_told_to_no_client(
+    corpus: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = Lexical.of_terms
+    monkeypatch.setattr(Lexical, "of_terms", lambda *of: math.inf if "pear" in of[2] else plain(*of))
+    answer = tell(corpus, query="rope")
+    assert refusal(answer) == (503, "RETRIEVAL")
+    told = answer.text + caplog.text
+    assert not any(word in told for word in ("score", "document", "finite", "inf;", "pear")), "what was found is told"
+    assert "SCORE" not in answer.text and "could not retrieve: SCORE" in caplog.text
 
 
 @pytest.mark.parametrize(

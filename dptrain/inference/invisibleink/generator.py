@@ -13,6 +13,7 @@ from dptrain.errors import ConfigError, NotPaid
 from dptrain.inference.invisibleink.formulas import weights
 from dptrain.inference.invisibleink.forward import Form, Forward
 from dptrain.inference.invisibleink.isolation import check_rows
+from dptrain.inference.invisibleink.paying import paid_for
 from dptrain.inference.invisibleink.plan import Plan
 from dptrain.inference.invisibleink.rows import Prompts, Rows
 from dptrain.inference.invisibleink.sampler import NO_PRIVACY, TokenSampler
@@ -104,7 +105,7 @@ class InvisibleInk:
         self._sampler = TokenSampler(seed=seed, unsafe_reproducible=unsafe_reproducible)
         self._since: dict[int, int] = {}  # texts since the rows of a length were tested
         self._forms: dict[int, Form] = {}
-        self._checking = threading.RLock()
+        self._checking, self._counting = threading.RLock(), threading.Lock()
         self.ends = _ends(model, tokenizer)
 
     @property
@@ -140,13 +141,9 @@ class InvisibleInk:
         if self.plan.adjacency == "retrieval":  # their order follows from private scores: see `retrieval`
             references = secrets.SystemRandom().sample(references, len(references))
         rows = prompts.rows(references)
-        receipt = _paid(meter, self.plan)
+        receipt = paid_for(meter, self.plan)
         try:
-            with self._checking:
-                stale = self._form(prompts.length) is None
-                if stale or self._since.get(prompts.length, self.recheck_every) >= self.recheck_every:
-                    self._check_length(prompts.length)
-                self._since[prompts.length] += 1
+            self._require_tested(prompts.length)
         except BaseException:
             meter.settle(receipt, 0)  # no reference went through the model
             raise
@@ -179,10 +176,29 @@ class InvisibleInk:
         found = self._forms.get(length)
         return None if found is None or (found.graph is not None and not found.graph.is_of(self.model)) else found
 
+    def _require_tested(self, length: int) -> None:
+        """Counts a text, and tests the rows of its length before where it is time to. A text of a length that was tested waits
+        for no test of another."""
+        if self._counted(length):
+            return
+        with self._checking:
+            while not self._counted(length):
+                self._check_length(length)
+
+    def _counted(self, length: int) -> bool:
+        """Counts a text of a length whose rows were tested, in a form that may serve still, and tells whether they were."""
+        stale = self._form(length) is None
+        with self._counting:
+            if stale or self._since.get(length, self.recheck_every) >= self.recheck_every:
+                return False
+            self._since[length] += 1
+            return True
+
     def _check_length(self, length: int) -> None:
         plan = self.plan
         with self._checking:
-            self._since.pop(length, None)
+            with self._counting:
+                self._since.pop(length, None)
             self._forms[length] = check_rows(
                 self.model, plan.batch, length, plan.tokens, minibatch=self.minibatch, compile=self.compile,
                 form=self._form(length),
@@ -305,18 +321,6 @@ class _Text:
 
     def _decoded(self, end: int) -> str:
         return str(self._tokenizer.decode(self._ids[self._start : end], skip_special_tokens=True))
-
-
-def _paid(meter: Meter, plan: Plan) -> Receipt:
-    receipt = meter.reserve(plan.tokens, mechanism=plan.mechanism, nano_rho=plan.nano_rho)
-    paid = receipt.releases if isinstance(receipt, Receipt) else None
-    if isinstance(paid, bool) or not isinstance(paid, int) or paid < plan.tokens:
-        raise NotPaid(
-            "RECEIPT",
-            f"the meter gave {receipt!r}, expected a receipt of {plan.tokens} tokens; nothing is computed before a budget "
-            "holds it",
-        )
-    return receipt
 
 
 def _require_public_shapes(config: Any) -> None:

@@ -1,14 +1,18 @@
 """Pays for texts from a budget log: T tokens before the first forward pass, of each unit that a text has references of."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dptrain.errors import ConfigError, NotPaid
-from dptrain.inference.invisibleink.plan import NAME
+from dptrain.inference.invisibleink.plan import NAME, Plan
 from ledger.budget import Unit
 from ledger.budget.leaves import CONTRIBUTION
 from ledger.budget.log import BudgetLog, Reservation
+
+if TYPE_CHECKING:
+    from dptrain.inference.release import Receipt
 
 
 @dataclass(frozen=True)
@@ -73,21 +77,49 @@ class BudgetMeter:
         self.log.settle_later(receipt.reservation, computed)
 
 
-@dataclass(frozen=True)
 class PaidBefore:
-    """Gives a text the receipt of what was paid before its references were looked at, or made into prompts.
+    """Gives one text the receipt of what was paid before its references were looked at, or made into prompts.
+
+    Guarantee: the receipt is given out once, whatever becomes of the text, and however many threads ask: a second text of it
+    would be drawn and paid by nobody.
 
     Attributes:
         meter: made the receipt, and ends it. receipt: of the text.
     """
 
-    meter: Any
-    receipt: Any
+    def __init__(self, meter: Any, receipt: Any) -> None:
+        self.meter, self.receipt = meter, receipt
+        self._given = threading.Lock()  # is taken once, and never let go
 
     def reserve(self, releases: int, *, mechanism: str, nano_rho: int) -> Any:
-        """Returns the receipt; the text holds its number of tokens against its own."""
+        """Returns the receipt; the text holds its number of tokens against its own.
+
+        Raises:
+            NotPaid: code RECEIPT, a text has it.
+        """
+        if not self._given.acquire(blocking=False):
+            raise NotPaid("RECEIPT", "this receipt was given to a text before, which it paid for; reserve for another text")
         return self.receipt
 
     def settle(self, receipt: Any, computed: int) -> None:
         """Ends the reservation, as the meter that made it."""
         self.meter.settle(receipt, computed)
+
+
+def paid_for(meter: Any, plan: Plan) -> "Receipt":
+    """Reserves all tokens of a text, and returns the receipt.
+
+    Guarantee: returns only with a receipt of T tokens or more, so that nothing is looked at, or computed, on less.
+
+    Raises:
+        NotPaid: code RECEIPT, the meter gave another, or none. What the meter raises passes through.
+    """
+    receipt: Receipt = meter.reserve(plan.tokens, mechanism=plan.mechanism, nano_rho=plan.nano_rho)
+    paid = getattr(receipt, "releases", None)
+    if isinstance(paid, bool) or not isinstance(paid, int) or paid < plan.tokens:
+        raise NotPaid(
+            "RECEIPT",
+            f"the meter gave {receipt!r}, expected a receipt of {plan.tokens} tokens; nothing is computed before a budget "
+            "holds it",
+        )
+    return receipt

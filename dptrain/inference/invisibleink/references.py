@@ -130,8 +130,8 @@ class References:
         """Judges contributions at the gate for generation, and reads those that one class admits.
 
         Guarantee: each reference was signed for generation, admitted at ``now``, and has the bytes that were signed. Whether
-        what it spends over all runs stays within what was signed for that, the log judges that admits it
-        (`ledger.budget.log.BudgetLog.admit`).
+        what it spends over all runs stays within what was signed for that, and whether its contributor has too many, the log
+        judges that admits it (`ledger.budget.log.BudgetLog.admit`): who was admitted there before is not pushed out by others.
 
         Args:
             corpus: one or several. class_name: whose generation rule gives the numbers.
@@ -148,7 +148,7 @@ class References:
             found = "no class" if rule is None else "no generation rule in the class"
             raise ConfigError("CLASS", f"the policy has {found} {class_name!r:.80}; classes that generate: {has}")
         rows, attestations, refused, absent = [], [], Counter[str](), True
-        gate = Gate(policy.policy, registry, seen=Seen(), purpose=GENERATE)
+        gate = Gate(policy.policy, registry, seen=_Uncounted(), purpose=GENERATE)
         for part in [corpus] if isinstance(corpus, Corpus) else corpus:
             with part.contents() as contents:
                 for outcome, attestation in _judged(gate, part, now, withdrawn):
@@ -377,7 +377,7 @@ def _rows(path: Path) -> Iterator[tuple[str, str | None]]:
                     continue
                 row, sound = _read(line, path, number)
                 one = row.get("id")
-                if not isinstance(one, str) or not one or not _encodes(one):
+                if not isinstance(one, str) or not one or not encodes(one):
                     raise ConfigError("REFERENCES", f"{path}, line {number}: its id is no text, or empty; give every row one")
                 if one in lines:
                     sentence = f"{path}, lines {lines[one]} and {number} have one id"
@@ -467,7 +467,7 @@ def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def _encodes(text: str) -> bool:
+def encodes(text: str) -> bool:
     """Tells whether a text is one that can be written: JSON can escape halves of characters."""
     try:
         text.encode()
@@ -479,7 +479,15 @@ def _encodes(text: str) -> bool:
 def _told(found: Any) -> str:
     """Returns a text as it is, and what is none as a null reference: an error would tell of one payload, and end the run for
     all."""
-    return found if isinstance(found, str) and _encodes(found) else ""
+    return found if isinstance(found, str) and encodes(found) else ""
+
+
+class _Uncounted(Seen):
+    """Remembers what was admitted, and leaves it to the log how many a contributor has."""
+
+    def count(self, holder: str) -> int:
+        """Returns 0."""
+        return 0
 
 
 def _judged(

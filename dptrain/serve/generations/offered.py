@@ -4,9 +4,7 @@ A generation is open when the rows of every public shape that its labels can hav
 test that fails closes it for good: its running texts end, and requests are refused before anything is paid.
 """
 
-import hashlib
 import itertools
-import json
 import logging
 import threading
 from collections import Counter
@@ -60,10 +58,12 @@ _TRIES: Final = 64
 
 @dataclass(frozen=True)
 class _Read:
-    """Holds what was read of the references at one time: the batches of them, and by account the SHA-256 of each text."""
+    """Holds what was read of the references at one time: the batches of them, their accounts, and whether their texts were
+    signed, so that an account is that of one text for good."""
 
     pool: Pool
-    digests: Mapping[bytes, bytes]
+    accounts: frozenset[bytes]
+    signed: bool
 
 
 class Offered:
@@ -114,6 +114,10 @@ class Offered:
         Guarantee: once it returns, no text is drawn of a reference that is not there any more, or whose text is another or null
         now, and one that runs ends before its next token. Nor is one drawn under a signed rule that the log does not have. What
         could not be read draws nothing until it can; the log says why, and `problem` that it is so.
+
+        Which running texts end follows from public facts. Of contributions it is those of one that is gone: what it says is
+        signed for good. Where references are the owner's own, every running text ends at every reading, whatever is in it: to
+        end those alone whose references have other texts now would tell, unpaid, what a payload was before.
         """
         try:
             self._take(references_of(self.table, self._salt))
@@ -139,8 +143,8 @@ class Offered:
         if not len(references):
             raise ConfigError("REFERENCES", f"of the references of generations.{self.name} none is left ({_told(left_out)})")
         LOG.info("generation %s has %d references; left out: %s", self.name, len(references), _told(left_out))
-        digests = {self._log.account(one.unit): hashlib.sha256(one.text.encode()).digest() for one in references}
-        self._read = _Read(Pool(references, self.plan, self._log, self._salt), digests)
+        accounts = frozenset(self._log.account(one.unit) for one in references)
+        self._read = _Read(Pool(references, self.plan, self._log, self._salt), accounts, references.rule is not None)
 
     @property
     def pool(self) -> Pool:
@@ -261,8 +265,8 @@ class Offered:
             text = ink.stream([one.text for one in batch], paid, labels=labels)
         except NotPrivateUse as error:
             raise self._close(error) from error
-        digests = {account: read.digests[account] for account in (self._log.account(one.unit) for one in batch)}
-        return Drawing(text, self._lengths[_key(labels)], partial(self._require, digests))
+        accounts = frozenset(self._log.account(one.unit) for one in batch)
+        return Drawing(text, self._lengths[_key(labels)], partial(self._require, read, accounts))
 
     def _pay(self, pool: Pool, label: str | None) -> tuple[Batch, PaidBefore]:
         """Returns the next batch that can pay, once it has. Raises as `draw`."""
@@ -281,12 +285,13 @@ class Offered:
         sentence = "other servers are quicker to pay for the references that are left"
         raise Refused(503, "server_busy", "BUSY", f"{sentence}; ask again in a second", after=1)
 
-    def _require(self, digests: Mapping[bytes, bytes]) -> None:
-        """Ends a text before its next token where its generation was closed, or a reference is gone, changed or withdrawn."""
+    def _require(self, read: _Read, accounts: frozenset[bytes]) -> None:
+        """Ends a text before its next token where its generation was closed, a reference is gone or withdrawn, or references
+        that nobody signed were read again."""
         self.require_usable()
-        now, withdrawn = self._read.digests, self._log.state.withdrawn
-        if any(now.get(account) != digest or account in withdrawn for account, digest in digests.items()):
-            sentence = "a reference of this text was withdrawn while it was computed"
+        now, withdrawn = self._read, self._log.state.withdrawn
+        if (now is not read and not read.signed) or not accounts <= now.accounts or not accounts.isdisjoint(withdrawn):
+            sentence = "references were read again, or one of this text was withdrawn, while it was computed"
             raise Refused(403, "rights_refused", "WITHDRAWN", f"{sentence}; ask for another text")
 
     def privacy(self) -> dict[str, Any]:
@@ -320,7 +325,8 @@ class Retrieved(Offered):
     """Is a generation whose references follow from the query of each request, out of the whole corpus, which pays.
 
     Guarantee: T tokens of a query are reserved before a document is looked at. A text ends before its next token where the
-    corpus changed while it was computed, whichever documents it has: that it ends tells nothing of what was retrieved.
+    corpus was read again while it was computed, whether anything changed and whichever documents it has: that it ends tells
+    nothing of what was retrieved, and nothing of what a document was.
     """
 
     def __init__(self, name: str, table: FromReferences, log: BudgetLog) -> None:
@@ -329,9 +335,7 @@ class Retrieved(Offered):
         super().__init__(name, table, log)
 
     def _take(self, references: References) -> None:
-        said = sorted((one.id, hashlib.sha256(one.text.encode()).hexdigest()) for one in references)
-        digest = hashlib.sha256(json.dumps(said).encode()).digest()
-        self._now = Corpus(Retrieval(references, self._score), self.plan, self._log), digest
+        self._now = Corpus(Retrieval(references, self._score), self.plan, self._log)
         LOG.info("generation %s has a corpus of %d documents", self.name, len(references))
 
     @property
@@ -356,9 +360,10 @@ class Retrieved(Offered):
         """Pays for a query, retrieves its references, and returns what computes its text.
 
         Raises:
-            Refused: 403, code EXHAUSTED, the corpus cannot pay; 503, as `require_open`. ConfigError: code ROOM.
+            Refused: 403, code EXHAUSTED, the corpus cannot pay; 503, as `require_open`, or code RETRIEVAL, a document has no
+                score, of which the operator's log has the code and nobody a word. ConfigError: code ROOM.
         """
-        ink, (corpus, digest) = self.require_open(), self._now
+        ink, corpus = self.require_open(), self._now
         torch.set_num_threads(1)  # rows of a new length are tested here
         try:
             text = corpus.stream(ink, labels[QUERY], labels=labels)
@@ -366,12 +371,18 @@ class Retrieved(Offered):
             raise Refused(403, "privacy_budget_exhausted", "EXHAUSTED", NO_QUERIES) from None
         except NotPrivateUse as error:
             raise self._close(error) from error
-        return Drawing(text, ink._prompts(labels).length, partial(self._require_corpus, digest))
+        except ConfigError as error:
+            if error.code != "SCORE":
+                raise
+            LOG.error("generation %s could not retrieve: %s", self.name, error.code)
+            sentence = "this query could not be answered; the operator's log says why"
+            raise Refused(503, "server_refuses", "RETRIEVAL", sentence) from None
+        return Drawing(text, ink._prompts(labels).length, partial(self._require_corpus, corpus))
 
-    def _require_corpus(self, digest: bytes) -> None:
+    def _require_corpus(self, corpus: Corpus) -> None:
         self.require_usable()
-        if self._now[1] != digest:
-            sentence = "the corpus was changed while this text was computed"
+        if self._now is not corpus:
+            sentence = "the corpus was read again while this text was computed"
             raise Refused(403, "rights_refused", "WITHDRAWN", f"{sentence}; ask again")
 
     def privacy(self) -> dict[str, Any]:
@@ -381,7 +392,7 @@ class Retrieved(Offered):
 
     def left(self) -> int:
         """Returns for how many queries the log still pays, where no text ends early."""
-        return self._now[0].left() or 0
+        return self._now.left() or 0
 
 
 def _made(name: str, table: FromReferences, log: BudgetLog, spent: SpentRegistry | None) -> Offered:

@@ -11,7 +11,7 @@ from attest.fixed_point import PICO
 from attest.gate.checks import Share, check_audience, check_bounds, check_purpose, check_validity
 from attest.keys import check_public_key
 from attest.policy import Policy, SignedPolicy, open_policy
-from attest.registry import Contributor, KeyRecord, Registry, open_registry
+from attest.registry import Contributor, KeyRecord, Registry, RegistryPast, open_registry
 from attest.schema.plain import utc
 from ledger.audit.attested import Known
 from ledger.audit.findings import Report
@@ -29,7 +29,7 @@ class Brought:
     """Holds what an auditor brings: signed policies by digest, the registry with its keys by key id, and withdrawals.
 
     Attributes:
-        others: files among the withdrawals that are none.
+        others: files among the withdrawals that are none. past: the states that the registry had.
     """
 
     policies: dict[bytes, SignedPolicy] = field(default_factory=dict)
@@ -38,6 +38,7 @@ class Brought:
     owner_key: bytes | None = None
     withdrawals: tuple[GivenWithdrawal, ...] = ()
     others: tuple[str, ...] = ()
+    past: Path | None = None
 
     @classmethod
     def read(
@@ -69,7 +70,8 @@ class Brought:
             except AttestError as error:
                 fault(error.code, str(registry), error.sentence)
         known = None if opened is None else Known.of(opened)
-        return cls(signed, opened, known, owner_key, given, tuple(others))
+        past = None if opened is None or registry is None else Path(registry)
+        return cls(signed, opened, known, owner_key, given, tuple(others), past)
 
 
 class Consents:
@@ -86,6 +88,7 @@ class Consents:
         self._rules: dict[str, GenerationRule] = {}
         self._verified: dict[str, int] = {}
         self._shares: dict[tuple[str, str], int] = {}
+        self._past: RegistryPast | None = None
         self._holders: dict[bytes, tuple[Contributor, KeyRecord]] = {}
         self._corpora: dict[bytes, str] = {}
         self._late = False
@@ -146,7 +149,7 @@ class Consents:
         policy = self._brought.policies.get(self._rules[leaf.rule].policy) if leaf.rule in self._rules else None
         rule = None if policy is None else policy.policy.find_class(leaf.rule)
         if policy is not None and self._brought.registry is not None and leaf.account in self._holders:
-            self._count(self._holders[leaf.account][0], policy.policy, self._brought.registry, where)
+            self._count(self._holders[leaf.account][0], policy.policy, leaf.time, where)
         if policy is not None and rule is not None:
             try:
                 check_audience(signed, policy.policy)
@@ -156,13 +159,19 @@ class Consents:
             except AttestError as error:
                 self._fault(error.code, where, f"its attestation: {error.sentence}")
 
-    def _count(self, contributor: Contributor, policy: Policy, registry: Registry, where: str) -> None:
-        """Counts an admission of a contributor, or of the person behind it, as the gate does: who withdraws counts on."""
-        share = Share.of(contributor.name, policy, registry)
-        held = policy.corpus, share.holder
+    def _count(self, contributor: Contributor, policy: Policy, time: int, where: str) -> None:
+        """Counts an admission of a contributor, or of the person behind it, as the gate did: who withdraws counts on, and the
+        cap is that of the registry at the time, or of the one that was given where that allows more."""
+        brought = self._brought
+        assert brought.registry is not None and brought.past is not None and brought.owner_key is not None
+        if self._past is None:
+            self._past = RegistryPast(brought.past, brought.owner_key)
+        then, now = self._past.at(time), Share.of(contributor.name, policy, brought.registry)
+        share = now if then is None or then.find(contributor.name) is None else Share.of(contributor.name, policy, then)
+        held, most = (policy.corpus, share.holder), max(share.cap, now.cap)
         self._shares[held] = count = self._shares.get(held, 0) + 1
-        if count > share.cap:
-            sentence = f"{share.holder} has {count} contributions admitted by now, registry and policy allow {share.cap}"
+        if count > most:
+            sentence = f"{share.holder} has {count} contributions admitted by now, registry and policy allow {most}"
             self._fault("CONTRIBUTOR_CAP", where, sentence)
 
     def begin(self, header: Header) -> None:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from dptrain.errors import ConfigError
-from dptrain.inference.invisibleink.paying import BudgetMeter, PaidBefore
+from dptrain.inference.invisibleink.paying import BudgetMeter, PaidBefore, paid_for
 from dptrain.inference.invisibleink.plan import Plan
 from dptrain.inference.invisibleink.references import References
-from dptrain.inference.invisibleink.retrieval.queries import checked
+from dptrain.inference.invisibleink.retrieval.queries import QUERY, checked
 from dptrain.inference.invisibleink.retrieval.scores import Lexical, Score
 from ledger.budget import Unit
 from ledger.budget.log import BudgetLog
@@ -51,6 +51,7 @@ class Retrieval:
         if references.rule is not None:
             raise ConfigError("ADJACENCY", ATTESTED)
         self.references, self.score = references, Lexical() if score is None else score
+        self._lexical = self.score if type(self.score) is Lexical else None  # another class may score in a way of its own
         self._documents = tuple((one.id, one.text, self._read(one.text)) for one in references if one.text)
 
     def best(self, query: str, batch: int) -> tuple[str | None, ...]:
@@ -60,7 +61,7 @@ class Retrieval:
 
         Raises:
             ConfigError: code BATCH; QUERY, as `checked`; SCORE, a score is not finite or could not be computed. That tells of
-                one document, though in no word of it: a scorer that can end so keeps no promise.
+                one document, though in no word of it: a scorer that can end so keeps no promise. `Lexical` cannot.
         """
         checked(query)
         if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
@@ -74,31 +75,35 @@ class Retrieval:
     ) -> "Stream":
         """Pays for a query, retrieves its references, and returns the iterator of the tokens of its text.
 
-        Guarantee: no document is looked at before T tokens were paid for. Where the model, or the test of its rows, then cannot
-        begin, nothing of a document was released; what a scorer that fails has cost is spent.
+        Guarantee: no document is looked at before T tokens were paid for, and a receipt says so. Where the model, or the test
+        of its rows, then cannot begin, nothing of a document was released; what a scorer that fails has cost is spent.
 
         Args:
-            meter: pays for one text, by `CORPUS`. labels: public words of the task, the query among them.
+            meter: pays for one text, by `CORPUS`. labels: public words of the task, the query among them: this one.
 
         Raises:
             BudgetExhausted: the cap of the corpus would be passed; nothing is charged, and nothing was retrieved.
-            ConfigError: code ADJACENCY, the plan is of another; as `best`. Else as `InvisibleInk.stream`.
+            NotPaid: code RECEIPT, the meter gave none of T tokens; nothing was retrieved.
+            ConfigError: code ADJACENCY, the plan is of another; QUERY, the words have another query; as `best`. Else as
+                `InvisibleInk.stream`.
         """
         plan = ink.plan
         if plan.adjacency != ADJACENCY:
             sentence = f"references are retrieved, and the plan is of adjacency {plan.adjacency}, which costs too little"
             raise ConfigError("ADJACENCY", f"{sentence}; give the plan adjacency={ADJACENCY!r}")
-        checked(query)
+        if (labels or {}).get(QUERY, checked(query)) != query:
+            sentence = f"the word {QUERY} of the prompts is another than the query that retrieves"
+            raise ConfigError("QUERY", f"{sentence}; give one query for both")
         ink._prompts(labels)  # what is wrong with the query is told before it is paid for
-        receipt = meter.reserve(plan.tokens, mechanism=plan.mechanism, nano_rho=plan.nano_rho)
+        receipt = paid_for(meter, plan)
         return ink.stream(self.best(query, plan.batch), PaidBefore(meter, receipt), labels=labels)
 
     def _read(self, text: str) -> Any:
-        return self.score.terms(text) if isinstance(self.score, Lexical) else text
+        return text if self._lexical is None else self._lexical.terms(text)
 
     def _scored(self, query: str, read: Any) -> float:
         try:
-            found = float(self.score.of_terms(query, read) if isinstance(self.score, Lexical) else self.score(query, read))
+            found = float(self.score(query, read) if self._lexical is None else self._lexical.of_terms(query, read))
         except Exception as error:  # what it says may have words of the document
             raise ConfigError("SCORE", f"the scorer ended with {type(error).__name__} on a document; {_FINITE}") from None
         if not math.isfinite(found):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from attest.files import read_limited
 from dptrain.errors import ConfigError
-from dptrain.inference.invisibleink.references import read_object
+from dptrain.inference.invisibleink.references import encodes, read_object
 
 if TYPE_CHECKING:
     from dptrain.inference.invisibleink.tasks import Task
@@ -47,7 +47,7 @@ def read_queries(path: Path) -> dict[str, str]:
             continue
         row = read_object(line, path, number, "QUERIES", _ROW)
         one, text = row.get("id"), row.get("text")
-        if not isinstance(one, str) or not one or not isinstance(text, str):
+        if not isinstance(one, str) or not one or not encodes(one) or not isinstance(text, str):
             raise ConfigError("QUERIES", f"{path}, line {number}: expected an id and a text: {_ROW}")
         if one in found:
             raise ConfigError("QUERIES", f"{path}, line {number}: its id stood on a line before; give each its own")

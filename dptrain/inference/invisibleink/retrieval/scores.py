@@ -24,6 +24,12 @@ from dptrain.errors import ConfigError
 _MOST_LIST: Final = 1 << 26
 _WORD: Final = re.compile(r"\w+")
 
+MOST_WEIGHT: Final = 10**6
+"""Largest weight, and k1: a score is then finite whatever the document is, and below 1e16 for the longest query."""
+
+MOST_LENGTH: Final = 10**9
+"""Most words of a usual document."""
+
 Score = Callable[[str, str], float]
 """Scores a document for a query: ``score(query, text)``, larger is better, and a finite number whatever the text is.
 
@@ -37,13 +43,14 @@ model that was trained on public text, and embeds one text at a time, is fine.
 class Lexical:
     """Scores by words that query and document share, each with its public weight, saturated in how often it stands there.
 
-    Guarantee: the score of a document follows from the query, that document, and public constants.
+    Guarantee: the score of a document follows from the query, that document, and public constants. It is finite whatever stands
+    in the document, since all constants have a bound: a score that is refused would tell of one document.
 
     Attributes:
-        weights: public weight of a word, 0 or more, as its inverse document frequency in public text. A word that is not in it
-            weighs as much as the heaviest, since it is rare; without a list every word weighs 1.
-        k1: from where on further occurrences count little. b: how far length counts, 0 to 1.
-        length: words of a usual document, a public constant.
+        weights: public weight of a word, 0 to `MOST_WEIGHT`, as its inverse document frequency in public text. A word that is
+            not in it weighs as much as the heaviest, since it is rare; without a list every word weighs 1.
+        k1: from where on further occurrences count little, 0 to `MOST_WEIGHT`. b: how far length counts, 0 to 1.
+        length: words of a usual document, a public constant up to `MOST_LENGTH`.
 
     Raises:
         ConfigError: code WEIGHTS, a weight or a constant is out of range.
@@ -55,9 +62,9 @@ class Lexical:
     length: int = 100
 
     def __post_init__(self) -> None:
-        sound = all(0.0 <= one < math.inf for one in (self.k1, self.b, *self.weights.values()))
-        if not sound or self.b > 1.0 or self.length < 1:
-            sentence = "weights and k1 are finite numbers of 0 or more, b is one up to 1, and length a whole number from 1 on"
+        sound = all(0.0 <= one <= MOST_WEIGHT for one in (self.k1, *self.weights.values())) and 0.0 <= self.b <= 1.0
+        if not sound or not isinstance(self.length, int) or not 1 <= self.length <= MOST_LENGTH:
+            sentence = f"weights and k1 are 0 to {MOST_WEIGHT}, b is 0 to 1, and length a whole number from 1 to {MOST_LENGTH}"
             raise ConfigError("WEIGHTS", f"{sentence}; all are public, and none is learned from the corpus")
 
     @classmethod
