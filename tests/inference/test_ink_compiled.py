@@ -396,6 +396,22 @@ def test_where_a_tensor_of_the_model_was_exchanged_the_step_is_made_and_tested_a
     assert len(traced) == 2
 
 
+def test_a_model_that_exchanges_tensors_while_it_runs_is_refused_and_not_made_anew_for_ever(traced: list[Any]) -> None:
+    found, meter = copy.deepcopy(model()), Meter()
+
+    def exchange(module: Any, *given: Any) -> None:
+        assert len(traced) < 5, "it is made anew for ever"
+        module.inv_freq = module.inv_freq.clone()
+
+    found.model.rotary_emb.register_forward_hook(exchange)
+    for number in (1, 2):
+        with pytest.raises(ConfigError, match=r"COMPILE.*exchanges tensors.*leave the option compile out"):
+            InvisibleInk(found, tokenizer(), TASK, PLAN, compile=True).stream(REFERENCES, meter)
+        assert len(traced) == number
+    assert meter.settled == [0, 0]
+    InvisibleInk(found, tokenizer(), TASK, PLAN).generate(REFERENCES, Meter())
+
+
 # ---- inductor's own code
 
 

@@ -199,10 +199,16 @@ class InvisibleInk:
         with self._checking:
             with self._counting:
                 self._since.pop(length, None)
-            self._forms[length] = check_rows(
+            form = check_rows(
                 self.model, plan.batch, length, plan.tokens, minibatch=self.minibatch, compile=self.compile,
                 form=self._form(length),
             )  # fmt: skip
+            if form.graph is not None and not form.graph.is_of(self.model):
+                from dptrain.inference.invisibleink.decoding.graph import LEAVE
+
+                sentence = "the model exchanges tensors of its own while it runs, and a compiled step keeps those that it had"
+                raise ConfigError("COMPILE", f"{sentence}; {LEAVE}")
+            self._forms[length] = form
             self._since[length] = 0
 
 
