@@ -103,7 +103,7 @@ TEXTS_BESIDE = (
         T_EVERYBODY,
     ),
     Mutant(
-        "a cited run had room beside the texts that it counted", "ledger/audit/among.py",
+        "a cited run had room beside the texts that it counted", AMONG,
         "[other for other in texts if other.cited.header_digest in counted],", "[],",
         T_LIES + "test_a_cited_run_that_had_no_room_beside_the_texts_it_counted_must_not_have_begun",
     ),
