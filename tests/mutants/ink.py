@@ -211,7 +211,7 @@ FROM_REFERENCES = (
     Mutant("rows may not change with their place in retrieval", ISOLATION, "if moves and batch > 1:", "if False:",
            T_ROWS + "test_a_model_whose_rows_depend_on_their_place_is_refused_for_retrieval_alone"),
     Mutant("rows are tested before a text", GENERATOR, "                self._check_length(length)\n",
-           "                self._since[length] = 0\n",
+           "                self._since[length], self._forms[length] = 0, Form()\n",
            T_GENERATOR + "test_a_model_that_couples_rows_generates_nothing_and_nothing_is_spent"),
     Mutant("rows are tested now and then", GENERATOR, "self._since[length] += 1", "self._since[length] += 0",
            T_GENERATOR + "test_rows_are_tested_before_the_first_text_and_now_and_then_after"),
