@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import median, quantiles
@@ -101,7 +102,7 @@ def ink_of(model: Any, arm: str) -> InvisibleInk:
 def compiling(model: Any) -> float:
     """Returns the seconds of making the compiled step, and of holding it against the plain form."""
     rows = Prompts(tokenizer(), TASK).rows([None] * BATCH)
-    plain, compiled = (timed(lambda: form_of(model, rows, TOKENS, compile=one))[1] for one in (False, True))  # noqa: B023
+    plain, compiled = (timed(partial(form_of, model, rows, TOKENS, compile=one))[1] for one in (False, True))
     return compiled - plain
 
 
@@ -115,15 +116,18 @@ def over(left: list[tuple[float, float]], right: list[tuple[float, float]]) -> d
     return {name: spread([a[place] / b[place] for a, b in pairs]) for place, name in enumerate(("processor", "clock"))}
 
 
+def made_text(ink: InvisibleInk) -> object:
+    """Makes one text, and returns it."""
+    return ink.generate(REFERENCES, Meter())
+
+
 def row(kind: str, turns: int) -> dict[str, Any]:
     """Measures one kind of logits."""
     model = made(KINDS[kind])
     seconds = compiling(model)
     inks = {arm: ink_of(model, arm) for arm in ARMS}
     tested = {arm: timed(ink.check)[1] for arm, ink in inks.items()}
-    works: dict[str, Callable[[], object]] = {
-        arm: (lambda ink=ink: ink.generate(REFERENCES, Meter())) for arm, ink in inks.items()
-    }  # type: ignore[misc]
+    works: dict[str, Callable[[], object]] = {arm: partial(made_text, ink) for arm, ink in inks.items()}
     works |= {"plain": lambda: plain(model), "one row": lambda: plain(model, 1)}
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
     for _ in range(turns):

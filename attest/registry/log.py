@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -127,7 +128,7 @@ class RegistryPast:
 
     def __init__(self, path: str | os.PathLike[str], owner_public_key: bytes) -> None:
         data, state = _read(Path(path)), State()
-        self._moments = [(state.time, state.roots[-1]) for _ in _entries(state, data, 0, owner_public_key)]
+        self._moments = deque((state.time, state.roots[-1]) for _ in _entries(state, data, 0, owner_public_key))
         self._walk = RegistryWalk(data, owner_public_key, names=names_of(path), place=str(names_beside(path)))
         self._now: Registry | None = None
 
@@ -136,7 +137,7 @@ class RegistryPast:
         ascend."""
         root = None
         while self._moments and self._moments[0][0] <= time:
-            _, root = self._moments.pop(0)
+            _, root = self._moments.popleft()
         if root is not None:
             self._now = self._walk.to(root)
         return self._now

@@ -12,7 +12,7 @@ from ledger.accountants import MICRO
 from ledger.audit.among import Among, beyond
 from ledger.audit.findings import MAX_FINDINGS, AuditReport, Finding, weakest
 from ledger.audit.given import Given, read_export
-from ledger.audit.histories import Followed, judge_citations, judge_crossing, longest
+from ledger.audit.histories import Followed, extends_cited, judge_citations, judge_crossing, longest
 from ledger.audit.remarks import Remarks
 from ledger.audit.texts import Beside, GivenTexts, judge_texts_crossing, remark_texts_apart, shown_texts
 from ledger.errors import ExportChanged, LeafRefused, ProofError
@@ -175,17 +175,13 @@ class _Together:
     def _is_cited(self, given: Given, cited: Previous) -> bool:
         """Tells whether an export is one of the ledger that is cited, and whether that has ended where it must have."""
         leaves, path = given.leaves, str(given.path)
-        if leaves.size < cited.size:
-            self.fault("EARLIER_BEHIND", path, f"{cited.size} leaves of {cited.origin} were cited, {leaves.size} are here")
-        elif leaves.root_at(cited.size) != cited.root:
-            sentence = f"the first {cited.size} leaves of {cited.origin} are not those that were cited"
-            self.fault("EARLIER_FORKED", path, sentence)
-        elif cited.reason == COMPROMISED and leaves.size > cited.size:
+        if not extends_cited(leaves, cited, path, self.fault):
+            return False
+        if cited.reason == COMPROMISED and leaves.size > cited.size:
             sentence = f"{cited.origin} ended at {cited.size} leaves, when its key was lost; {leaves.size} are shown"
             self.fault("EARLIER_COMPROMISED", path, sentence)
-        else:
-            return True
-        return False
+            return False
+        return True
 
     def _judge_cited(self, earlier: Earlier, path: str) -> None:
         """Holds a citation against the run as it was then."""

@@ -90,6 +90,21 @@ def judge_citations(shown: Iterable[Shown], own: Given, fault: Report) -> None:
                 fault("EARLIER_BEHIND", str(found.path), sentence)
 
 
+def extends_cited(leaves: Leaves, cited: Previous, path: str, fault: Report) -> bool:
+    """Tells whether leaves are those that a header cites, and perhaps more behind them; reports where they are not.
+
+    Raises:
+        ExportChanged, ProofError: roots cannot be made.
+    """
+    if leaves.size < cited.size:
+        fault("EARLIER_BEHIND", path, f"{cited.size} leaves of {cited.origin} were cited, {leaves.size} are here")
+    elif leaves.root_at(cited.size) != cited.root:
+        fault("EARLIER_FORKED", path, f"the first {cited.size} leaves of {cited.origin} are not those that were cited")
+    else:
+        return True
+    return False
+
+
 _SIZE = 32
 
 

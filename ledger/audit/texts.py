@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from ledger.audit.findings import AuditReport, Report
 from ledger.audit.given import Leaves
-from ledger.audit.histories import Followed
+from ledger.audit.histories import Followed, extends_cited
 from ledger.audit.remarks import Remarks
 from ledger.leaves import Previous, Withdraw
 from ledger.leaves.header import TEXTS
@@ -134,22 +134,11 @@ class Beside:
             if match is None:
                 told = f"the run cites the budget log {cited.origin}, {cited.size} leaves, whose export was not given"
                 self._fault("EARLIER_MISSING", "seq 0", told)
-            elif self._is_cited(match, cited):
+            elif extends_cited(match.leaves, cited, str(match.path), self._fault):
                 found.append(match.texts.at(cited, match.read.times[cited.size - 1]))
                 self._judge_cited(found[-1], match)
                 self._limits.append(True)  # whatever is charged there later is counted already
         return found
-
-    def _is_cited(self, match: ShownTexts, cited: Previous) -> bool:
-        leaves, path = match.leaves, str(match.path)
-        if leaves.size < cited.size:
-            self._fault("EARLIER_BEHIND", path, f"{cited.size} leaves of {cited.origin} were cited, {leaves.size} are here")
-        elif leaves.root_at(cited.size) != cited.root:
-            sentence = f"the first {cited.size} leaves of {cited.origin} are not those that were cited"
-            self._fault("EARLIER_FORKED", path, sentence)
-        else:
-            return True
-        return False
 
     def _judge_cited(self, texts: EarlierTexts, match: ShownTexts) -> None:
         cited, own, path = texts.cited, match.texts.cited, str(match.path)

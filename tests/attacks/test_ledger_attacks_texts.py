@@ -39,12 +39,12 @@ SECOND = NoteSigner("ledger.example/run2", OTHER_KEY)
 KEYS = [SIGNER.vkey, SECOND.vkey, TEXTS_SIGNER.vkey]
 LATER = NOW + 10_000
 WHOLE = epsilon_of_rho(RULE.max_rho_nano / 1e9, 1e-6)
-"""What all texts of a contribution may cost, as epsilon."""
+"""Says what all texts of a contribution may cost, as epsilon."""
 PRESET = admission(1, "sensitive")
 
 
 def attested(number: int, **changes: Any) -> Attestation:
-    """What a contributor signed with the bounds of the class in the run."""
+    """Returns what a contributor signed with the bounds of the class in the run."""
     bounds = {"clip_norm_micro": PRESET.clip_micro, "noise_multiplier_micro": PRESET.sigma_micro}
     return generating.attested(number, **bounds, **changes)
 

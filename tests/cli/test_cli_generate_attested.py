@@ -146,7 +146,7 @@ def test_a_contribution_that_is_empty_keeps_its_place_and_pays_as_all_others(cli
 
 
 ALONE = epsilon_of_rho(0.17, 1e-6)
-"""What the texts that the rule allows are worth."""
+"""Says what the texts that the rule allows are worth."""
 
 
 def limits(clinic, *micro):

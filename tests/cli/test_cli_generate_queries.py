@@ -37,7 +37,7 @@ def spent(path) -> int:
 
 @pytest.fixture
 def seen(monkeypatch):
-    """What happens in order: a query retrieves, and a forward pass begins."""
+    """Notes what happens in order: a query retrieves, and a forward pass begins."""
     found: list = []
     best, begin = Retrieval.best, Forward.begin
 

@@ -26,7 +26,7 @@ from tests.worlds.training import World
 
 DELTA = 1e-5
 Z, Q = 0.6, 0.5
-"""Of class `open`."""
+"""Stands for class `open`."""
 
 
 # --- the sum of orders, by other means ----------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def room(order: float, epsilon: float) -> float:
 
 
 SMALL = [order for order in ORDERS if order < 30 and order != 2.0]
-"""Where the filter is for these limits, as `order_for` asserts."""
+"""Says where the filter is for these limits, as `order_for` asserts."""
 
 
 def order_for(epsilon: float) -> float:
@@ -78,7 +78,7 @@ def order_for(epsilon: float) -> float:
 
 
 def together(epsilon: float, steps: int) -> float:
-    """What the budget and a run of so many steps come to, as epsilon, under a limit."""
+    """Return what the budget and a run of so many steps come to, as epsilon, under a limit."""
     order = order_for(epsilon)
     return worth(order * MAX_RHO + steps * moment(order), order, DELTA)
 

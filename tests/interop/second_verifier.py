@@ -1597,7 +1597,7 @@ class Spending:
 
 
 class TextSpending:
-    """What a budget lets a contribution spend for texts: rho-zCDP."""
+    """Hold what a budget lets a contribution spend for texts: rho-zCDP."""
 
     accountant, family, loss, terms = "zcdp", "texts", 0.0, ()
 

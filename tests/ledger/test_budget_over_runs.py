@@ -42,7 +42,7 @@ DELTA = 1e-6
 NOISE = 1_100_000
 RHO = DECODING.max_rho_nano / NANO
 TEXTS_ALONE = epsilon_of_rho(RHO, DELTA)
-"""What all texts of a contribution are worth at DELTA."""
+"""Says what all texts of a contribution are worth at DELTA."""
 
 
 def limited(number: int, micro: int, **changes: Any) -> Attestation:
@@ -156,7 +156,7 @@ def test_a_limit_of_the_class_stands_in_the_header_and_a_log_whose_texts_could_p
 
 
 def expected(steps: int, micro: int) -> float:
-    """What a run of so many steps and all texts use of a limit: divergences of dp_accounting, at the order of the filter."""
+    """Returns what a run of so many steps and all texts use of a limit, by divergences of dp_accounting."""
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
     from dp_accounting.rdp import RdpAccountant
 

@@ -7,6 +7,8 @@ TEXTS, RUNS = "ledger/replay/earlier_texts.py", "ledger/replay/earlier_runs.py"
 AUDIT, CONSENTS, VERIFY = "ledger/budget/audit/over_runs.py", "ledger/budget/audit/consents.py", "ledger/budget/audit/verify.py"
 ASKED, PURSE = "dptrain/cli/generate/asked.py", "dptrain/inference/invisibleink/run/purse.py"
 
+HISTORIES = "ledger/audit/histories.py"
+
 T = "tests/ledger/test_budget_over_runs.py::"
 T_SIGNED = "tests/cli/test_cli_generate_attested.py::"
 
@@ -69,10 +71,9 @@ COUNTS = (
            T_SIGNED + "test_a_contribution_whose_limit_over_all_runs_its_texts_could_pass_is_left_out_by_name"),
     Mutant("an audit holds limits", AUDIT, "if use is not None and use.too_much(TOLERANCE_MICRO):", "if False:",
            T + "test_who_is_admitted_above_a_limit_is_found"),
-    Mutant("an audit wants the cited size", AUDIT, "        if size < cited.size:\n",
-           "        if False:\n", _LIES),
-    Mutant("an audit wants the cited root", AUDIT, "        elif leaves.root_at(cited.size) != cited.root:\n",
-           "        elif False:\n", _LIES),
+    Mutant("an audit wants the cited size", HISTORIES, "    if leaves.size < cited.size:\n", "    if False:\n", _LIES),
+    Mutant("an audit wants the cited root", HISTORIES, "    elif leaves.root_at(cited.size) != cited.root:\n",
+           "    elif False:\n", _LIES),
     Mutant("an audit wants a run that was closed", AUDIT, "if cited.reason == SPENT and not run.closed:", "if False:", _LIES),
     Mutant("an audit wants a run of before", AUDIT, "        if wrong := earlier.misdates(self._state.header.time):\n",
            "        if wrong := None:\n", _LIES),
@@ -113,7 +114,7 @@ COUNTS = (
            "                self._limits.append(False)  # it may admit more\n", "                pass\n",
            T + "test_limits_of_another_policy_and_budgets_that_may_admit_more_leave_limits_alone"),
     Mutant("an audit holds a budget that counts too", AUDIT,
-           "                elif self._extends(one.leaves, cited, path):\n", "                elif True:\n",
+           "                elif extends_cited(one.leaves, cited, path, self._fault):\n", "                elif True:\n",
            T + "test_an_auditor_holds_a_budget_against_another_one_that_it_counts"),
     Mutant("and finds one that was left out", AUDIT, "            if shared and own.began <= self._state.header.time:\n",
            "            if False:\n",

@@ -208,8 +208,6 @@ FROM_REFERENCES = (
            T_GENERATOR + "test_positions_that_a_call_chooses_by_its_longest_row_are_refused_by_name"),
     Mutant("nor from an earlier call", GENERATOR, 'if "dynamic" in kind:', 'if "dynamic" in kind and not alone:',
            T_GENERATOR + "test_positions_that_a_call_chooses_by_its_longest_row_are_refused_by_name"),
-    Mutant("rows may not change with their place in retrieval", ISOLATION, "if moves and batch > 1:", "if False:",
-           T_ROWS + "test_a_model_whose_rows_depend_on_their_place_is_refused_for_retrieval_alone"),
     Mutant("rows are tested before a text", GENERATOR, "                self._check_length(length)\n",
            "                self._since[length], self._forms[length] = 0, Form()\n",
            T_GENERATOR + "test_a_model_that_couples_rows_generates_nothing_and_nothing_is_spent"),

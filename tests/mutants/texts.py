@@ -6,6 +6,7 @@ TEXTS = "ledger/replay/earlier_texts.py"
 REGISTRY = "ledger/replay/earlier_runs.py"
 COUNTED = "ledger/budget/counted.py"
 BESIDE = "ledger/audit/texts.py"
+HISTORIES = "ledger/audit/histories.py"
 EARLIER, AMONG = "ledger/audit/earlier.py", "ledger/audit/among.py"
 GIVEN = "ledger/budget/audit/given.py"
 HISTORIES = "ledger/audit/histories.py"
@@ -76,10 +77,11 @@ TEXTS_BESIDE = (
         T_RESUMED,
     ),
     Mutant(
-        "the cited root is compared", BESIDE, "elif leaves.root_at(cited.size) != cited.root:", "elif not cited.root:", T_CITED,
+        "the cited root is compared", HISTORIES, "elif leaves.root_at(cited.size) != cited.root:", "elif not cited.root:",
+        T_CITED,
     ),
     Mutant(
-        "a budget that is cited is as long", BESIDE, "        if leaves.size < cited.size:", "        if not leaves.size:",
+        "a budget that is cited is as long", HISTORIES, "    if leaves.size < cited.size:", "    if not leaves.size:",
         T_CITED,
     ),
     Mutant(

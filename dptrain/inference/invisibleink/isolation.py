@@ -27,7 +27,6 @@ def check_rows(
     tokens: int,
     *,
     minibatch: int | None = None,
-    moves: bool = False,
     compile: bool = False,
     form: Form | None = None,
 ) -> Form:
@@ -43,7 +42,6 @@ def check_rows(
 
     Args:
         model: in evaluation. batch: B. length: of the prompts. tokens: T. minibatch: as `Forward`.
-        moves: whether a row that stands in another place has to keep its bits too, as retrieval takes for granted.
         compile: whether the form is compiled. form: what was tested before and serves; None to find one.
 
     Returns:
@@ -103,11 +101,6 @@ def check_rows(
     short, long = (_kept(base, kept) for kept in (1, length - 1))
     compare(short, seen(short, tokens), 1, length - 1, tokens, " among rows of one token")
     compare(long, seen(long, SHALLOW), 1, 1, SHALLOW, f" among rows of {length - 1}")
-    if moves and batch > 1:
-        order = [0, *range(batch, 0, -1)]
-        moved = logits(Rows(base.ids[order], base.mask[order], ()), SHALLOW)
-        for now, old in zip(moved, before, strict=True):
-            _require_equal(now, old[order], "rows changed places", where)
     return served
 
 

@@ -12,7 +12,7 @@ from ledger.audit.among import Among
 from ledger.audit.earlier import INHERITED
 from ledger.audit.findings import AuditReport, Report, Verdict
 from ledger.audit.given import Given, Leaves, read_export
-from ledger.audit.histories import Followed, judge_crossing, longest
+from ledger.audit.histories import Followed, extends_cited, judge_crossing, longest
 from ledger.audit.remarks import Remarks
 from ledger.audit.texts import GivenTexts, ShownTexts, judge_texts_crossing, remark_texts_apart, shown_texts
 from ledger.audit.verify import verify_export
@@ -21,7 +21,6 @@ from ledger.budget.counted import Admitting, cited_as, own_texts
 from ledger.budget.leaves import Reference, decode_leaf
 from ledger.budget.state import BudgetState
 from ledger.errors import ExportChanged, LeafRefused, ProofError
-from ledger.leaves import Previous
 from ledger.leaves.header import COMPROMISED, SPENT, TEXTS
 from ledger.replay import Replay
 from ledger.replay.budgets import TOLERANCE_MICRO
@@ -137,7 +136,7 @@ class _Judge:
             if cited.reason == TEXTS:
                 told = f"{cited.origin} is a run, and is cited as a budget of texts, which need not be closed"
                 self._fault("EARLIER_NAME", str(one.path), told)
-            elif self._extends(one.leaves, cited, str(one.path)):
+            elif extends_cited(one.leaves, cited, str(one.path), self._fault):
                 followed = Followed.of(one, cited.size)
                 runs.append(Earlier(cited, followed.run, followed.withdrawn))
                 self._judge_cited(runs[-1], str(one.path), one.leaves.size)
@@ -167,16 +166,6 @@ class _Judge:
         remark_texts_apart(runs, texts, remarks)
         self._found.qualifiers |= {*remarks.qualifiers}
         self._found.notes += remarks.notes
-
-    def _extends(self, leaves: Leaves, cited: Previous, path: str) -> bool:
-        size = leaves.size
-        if size < cited.size:
-            self._fault("EARLIER_BEHIND", path, f"{cited.size} leaves of {cited.origin} are counted, {size} are here")
-        elif leaves.root_at(cited.size) != cited.root:
-            self._fault("EARLIER_FORKED", path, f"the first {cited.size} leaves of {cited.origin} are not those cited")
-        else:
-            return True
-        return False
 
     def _judge_cited(self, earlier: Earlier, path: str, size: int) -> None:
         cited, run = earlier.cited, earlier.run
@@ -246,7 +235,7 @@ class _Judge:
                 if cited.reason != TEXTS:
                     told = f"{cited.origin} is a budget of texts, which is never closed, and is cited as a run"
                     self._fault("EARLIER_NAME", path, told)
-                elif self._extends(one.leaves, cited, path):
+                elif extends_cited(one.leaves, cited, path, self._fault):
                     found.append(one.texts.at(cited, one.read.times[cited.size - 1]))
                     self._judge_citation(found[-1], (own.origin, own.log_vkey), path)
                     self._limits.append(True)

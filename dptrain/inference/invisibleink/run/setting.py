@@ -141,7 +141,7 @@ _DIGESTED: Final = {
     "task": "its prompts are others",
     "model": "its tensors or its tokenizer are others",
 }
-"""What it means that nothing but the digest of a field differs."""
+"""Says what it means that nothing but the digest of a field differs."""
 
 
 def _told(name: str, there: Any, mine: Any) -> str:
