@@ -10,6 +10,7 @@ from attest.schema.cards import card_of
 from dptrain.errors import ConfigError
 from dptrain.record.earlier_runs import Earlier, Where
 from dptrain.record.metrics import Metrics, Send
+from ledger.leaves.numerics import FASTEST, TORCH
 from ledger.storage.place import Place
 
 __all__ = ["Clock", "Earlier", "Metrics", "Microbatches", "NoiseSource", "RunLedger", "Send", "Where"]
@@ -54,19 +55,23 @@ class RunLedger:
 
 @dataclass(frozen=True)
 class Microbatches:
-    """Bounds the size of a microbatch: a matter of memory, not of privacy.
+    """Bounds the size of a microbatch, and says on whose kernels it computes: matters of memory and time, not of privacy.
 
     Attributes:
         contributions: the most in one.
         rows: the most examples in one, or None; a contribution with more is spread over several, and clipped once. The
             start-up probes use three examples at least.
+        products: ``fastest`` computes float32 products on a processor by oneDNN and by kernels of our own where these are
+            faster than torch's choice, forward and backward pass included; ``torch`` leaves all to torch. The ledger's header
+            says which, and a run goes on with the one that it began with.
 
     Raises:
-        ConfigError: code MICROBATCH, a microbatch without room.
+        ConfigError: code MICROBATCH, a microbatch without room; PRODUCTS, unknown kernels.
     """
 
     contributions: int = 16
     rows: int | None = None
+    products: str = FASTEST
 
     _repr_html_ = card_of
 
@@ -75,6 +80,8 @@ class Microbatches:
             raise ConfigError("MICROBATCH", f"microbatch is {self.contributions}, expected at least 1 contribution")
         if self.rows is not None and self.rows < 1:
             raise ConfigError("MICROBATCH", f"microbatch_rows is {self.rows}, expected at least 1 example, or None")
+        if self.products not in (FASTEST, TORCH):
+            raise ConfigError("PRODUCTS", f"products is {self.products!r}, expected {FASTEST!r} or {TORCH!r}")
 
     @property
     def full(self) -> int:

@@ -40,6 +40,7 @@ from dptrain.engine.release import Phase, PrivateGradients
 from dptrain.engine.start import Start
 from dptrain.engine.step import Parts, UnderWay, check_parameters
 from dptrain.errors import ConfigError, NonFinite, StepOrder, UnsupportedModule
+from dptrain.gradients import matmul
 from dptrain.parallel.ranks import ALONE, Ranks
 from dptrain.parallel.together import Together
 from dptrain.parallel.wrapped import step_once, unwrapped
@@ -60,7 +61,7 @@ from dptrain.sandbox import Sandbox, forward_seed
 from dptrain.sandbox.isolation import Isolation
 from ledger.leaves import HELD, HeaderSpec
 from ledger.leaves.header import ADDRESSED
-from ledger.leaves.numerics import Numerics
+from ledger.leaves.numerics import TORCH, Numerics
 from ledger.replay.budgets import shows_later
 from ledger.storage.beside import NOISE
 
@@ -182,7 +183,7 @@ class PreparedRun(Parts[Planned]):
         """Binds what `__init__` was given, once the model is out of its wrapper."""
         policy = self.policy
         seed = self.ranks.first(forward_seed)
-        self.sandbox = Sandbox(self.model, trained, seed, secret=policy.secret)
+        self.sandbox = Sandbox(self.model, trained, seed, secret=policy.secret, products=matmul.PRODUCTS)
         self.together.inside(self.sandbox)
         pool = Pool(opened.corpus, decode, Slots.unresolved(opened.gate.admitted), policy)
         self.feeder = Feeder(pool, collate, self.device, opened.microbatches.rows, self.sandbox)
@@ -208,6 +209,7 @@ class PreparedRun(Parts[Planned]):
         refuse_skipped_masks(policy.exactness, self.model, self.feeder.names)
         begun = self.recorder.ledger.header.numerics if self.recorder.resuming else None
         rows, names = opened.microbatches.full, slots.class_names()
+        products = opened.microbatches.products if self.device.type == "cpu" else TORCH
         wire = self.together.wire(policy, self.router.sums, self.router.precision, names, rows, begun)
         if self.ranks.leads:
             refusals.warn_delta(policy, len(slots))
@@ -222,7 +224,7 @@ class PreparedRun(Parts[Planned]):
             model_fingerprint=header.fingerprint(self.model, self.schedule),
             stack=self.schedule.stack.named(),
             blocks=header.block_rows(policy, self.schedule),
-            numerics=Numerics(precision_name(self.router.precision), opened.noise.generator, wire),
+            numerics=Numerics(precision_name(self.router.precision), opened.noise.generator, wire, products),
             private=test_key is None,
             caps_enforced=True,
             isolation=self.isolation.told,
@@ -256,7 +258,7 @@ class PreparedRun(Parts[Planned]):
             self.model, self.optimizer, self.router, policy.normalizer, draws, self.isolation, placement
         )
         self.forwards.attach()
-        self.under_way = UnderWay(self.sandbox, self.router, self.forwards, self.together.rest)
+        self.under_way = UnderWay(self.sandbox, self.router, self.forwards, self.together.rest, products)
         self.probe = Start(
             self.model,
             self.router,

@@ -16,6 +16,7 @@ from dptrain.clipping.fast import FastSums
 from dptrain.data.microbatch import Microbatch
 from dptrain.engine.step import UnderWay
 from dptrain.errors import ConfigError, CoupledModel, DptrainError, NonFinite, NotPrivateUse
+from dptrain.gradients import matmul
 from dptrain.routing import Router
 from dptrain.routing.probes import (
     HALF_TOLERANCE,
@@ -78,6 +79,7 @@ class Start:
 
     Guarantee: what is probed is a function of the model, the loop, and rows that are nobody's private ones: records that the
     user gives, contributions of public classes, or rows made up from shapes and types. No refusal depends on anything else.
+    Every product of its microbatches that is not torch's own is held to torch's.
 
     Args:
         made: rows that are nobody's. under_way: enters microbatches. repeated: losses that the user asked for, as they come.
@@ -434,7 +436,7 @@ class Start:
         self._then, self.active = then, True
         try:
             how = {"learning": learning, "probing": not learning, "inputs": inputs}
-            with self._under_way.enter(rows, 0, everything, reads=self._reads, **how):
+            with self._under_way.enter(rows, 0, everything, reads=self._reads, **how), matmul.held_to_torch():
                 yield rows
         finally:
             self.active, self._then = False, None

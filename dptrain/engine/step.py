@@ -15,10 +15,12 @@ from dptrain.blocks.forwards import Forwards, Reads
 from dptrain.blocks.shards import local
 from dptrain.data.microbatch import Microbatch
 from dptrain.errors import NonFinite, StepOrder
+from dptrain.gradients import matmul
 from dptrain.parallel.ranks import ALONE, Ranks
 from dptrain.progress import progress_bar
 from dptrain.routing import Router
 from dptrain.sandbox import Loop, Sandbox
+from ledger.leaves.numerics import FASTEST
 
 Planned = TypeVar("Planned")
 """Plan of a microbatch, before anything of it is read."""
@@ -188,9 +190,20 @@ class UnderWay:
     """Holds the microbatch that is under way: armed, and in the sandbox until its backward pass is over."""
 
     def __init__(
-        self, sandbox: Sandbox, router: Router, forwards: Forwards, rest: Callable[[], None] = lambda: None
+        self,
+        sandbox: Sandbox,
+        router: Router,
+        forwards: Forwards,
+        rest: Callable[[], None] = lambda: None,
+        products: str = FASTEST,
     ) -> None:
-        """`rest`: brings the parameters back to where they lie between microbatches, where a wrapper moves them."""
+        """Takes what a microbatch runs in.
+
+        Args:
+            rest: brings the parameters back to where they lie between microbatches, where a wrapper moves them. products: on
+                whose kernels it computes, as of `Microbatches`.
+        """
+        self._products = products
         self._sandbox = sandbox
         self._router = router
         self._forwards = forwards
@@ -224,6 +237,7 @@ class UnderWay:
         self._rest()
         with ExitStack() as self._entered:
             self._entered.enter_context(self._forwards.reading(reads))
+            self._entered.enter_context(matmul.using(self._products))
             self._entered.enter_context(self._sandbox.enter(step, rows.names, loop=loop, length=rows.length, **options))
             self._router.arm(rows.contributions, rows.examples, permitted_NG, reach)
             self.rows = rows
@@ -270,7 +284,7 @@ def check_parameters(tensors: Sequence[tuple[str, torch.Tensor]], step: int, ran
     Args:
         ranks: those that all call this, where each may have rows of its own.
     """
-    bad = next((k for k, (_, parameter) in enumerate(tensors) if not bool(torch.isfinite(local(parameter)).all())), None)
+    bad = next((k for k, (_, parameter) in enumerate(tensors) if not _finite(local(parameter))), None)
     found = [int.from_bytes(one, "big") for one in ranks.all((len(tensors) if bad is None else bad).to_bytes(8, "big"))]
     if min(found) < len(tensors):
         raise NonFinite(
@@ -278,3 +292,8 @@ def check_parameters(tensors: Sequence[tuple[str, torch.Tensor]], step: int, ran
             f"parameter {tensors[min(found)][0]!r} is not finite after step {step}: the update diverged; lower the learning "
             "rate, and resume from the last checkpoint (steps taken since are charged)",
         )
+
+
+def _finite(values: torch.Tensor) -> bool:
+    """Tells whether all of them are finite; only a sum that is not has them looked at one by one."""
+    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())

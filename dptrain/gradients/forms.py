@@ -17,7 +17,8 @@ import torch
 
 from dptrain.blocks.slices import Part
 from dptrain.errors import UnsupportedModule
-from dptrain.gradients import matmul
+from dptrain.gradients import kernels, matmul
+from dptrain.gradients.kernels import Grams
 
 _GRAM_ELEMENTS = 1 << 23
 """Elements of one chunk of Gram matrices, to bound memory at long T."""
@@ -119,8 +120,8 @@ class Outer(Form):
         return self.b_NTP.shape[0]
 
     def norm_sq(self) -> torch.Tensor:
-        a_NT, b_NT = _lengths(self.a_NTD), _lengths(self.b_NTP)
-        return _gram_norm_sq(self) + _slack(self, a_NT, b_NT, _reach(a_NT, b_NT))
+        found = _grams(self)
+        return _not_negative(found.square) + _slack(self, found)
 
     def add_weighted(self, weight_N: torch.Tensor, total: torch.Tensor) -> None:
         part = matmul.weighted_outer(self.a_NTD, self.b_NTP, weight_N)
@@ -260,10 +261,10 @@ def norm_sq(pieces: list[Piece]) -> torch.Tensor:
         return pieces[0].norm_sq()
     head, table = pieces
     assert isinstance(head, Outer) and isinstance(table, Gather)
-    square = _gram_norm_sq(head) + table.norm_sq() + _cross(head, table)
-    a_NT, b_NT = _lengths(head.a_NTD), _lengths(head.b_NTP)
-    reach = _reach(a_NT, b_NT) + _lengths(table.b_NTD).sum(1)
-    return _not_negative(square) + _slack(head, a_NT, b_NT, reach, table.b_NTD.shape[1])
+    found = _grams(head)
+    square = _not_negative(found.square) + table.norm_sq() + _cross(head, table)
+    wider = replace(found, reach=found.reach + _lengths(table.b_NTD).sum(1))
+    return _not_negative(square) + _slack(head, wider, table.b_NTD.shape[1])
 
 
 def add_weighted(pieces: list[Piece], weight_N: torch.Tensor, total: torch.Tensor) -> None:
@@ -351,12 +352,19 @@ def _lengths(value_NTW: torch.Tensor) -> torch.Tensor:
     return _sum_sq(value_NTW).sqrt_() + math.sqrt(value_NTW.shape[2] * torch.finfo(value_NTW.dtype).tiny)
 
 
-def _reach(a_NT: torch.Tensor, b_NT: torch.Tensor) -> torch.Tensor:
-    """sum_t |a_t||b_t| per contribution, float64: how large the terms of the gradient are before they cancel."""
-    return (a_NT * b_NT).sum(1)
+def _grams(piece: Outer) -> Grams:
+    """Forms <A A^T, B B^T> per contribution, and the sizes that its rounding is bounded by."""
+    a, b = piece.a_NTD, piece.b_NTP
+    found = kernels.grams(a, b) if a.shape[1] > 1 else None
+    if found is not None:
+        return matmul.held_grams(found, a, b)
+    a_NT, b_NT = _lengths(a), _lengths(b)
+    reach = (a_NT * b_NT).sum(1)
+    square = reach.square() if a.shape[1] == 1 else matmul.gram_product_sums(a, b, _GRAM_ELEMENTS)
+    return Grams(square, reach, a_NT.sum(1), b_NT.sum(1))
 
 
-def _slack(piece: Outer, a_NT: torch.Tensor, b_NT: torch.Tensor, reach: torch.Tensor, others: int = 0) -> torch.Tensor:
+def _slack(piece: Outer, found: Grams, others: int = 0) -> torch.Tensor:
     """Bound on the rounding of a squared norm from Gram matrices, whatever the values and the order of additions.
 
     A float32 dot product of k roundings is off by at most k u / (1 - k u) times the sum of its absolute terms (Higham 2002,
@@ -368,17 +376,10 @@ def _slack(piece: Outer, a_NT: torch.Tensor, b_NT: torch.Tensor, reach: torch.Te
     """
     t, d, p = piece.a_NTD.shape[1], piece.a_NTD.shape[2], piece.b_NTP.shape[2]
     numbers = torch.finfo(piece.a_NTD.dtype)
-    lost = d * (b_NT.sum(1) + t).square() + p * a_NT.sum(1).square()
-    roundings = matmul.gram_terms(d) + matmul.gram_terms(p) + 4
+    lost = d * (found.in_b + t).square() + p * found.in_a.square()
+    roundings = sum(max(matmul.gram_terms(width), kernels.terms(width)) for width in (d, p)) + 4
     relative = roundings * (numbers.eps / 2) + (t + others) ** 2 * 2.0**-53
-    return 1.01 * relative * reach.square() + numbers.tiny * lost
-
-
-def _gram_norm_sq(piece: Outer) -> torch.Tensor:
-    """<A A^T, B B^T> per contribution."""
-    if piece.a_NTD.shape[1] == 1:
-        return _reach(_lengths(piece.a_NTD), _lengths(piece.b_NTP)).square()
-    return _not_negative(matmul.gram_product_sums(piece.a_NTD, piece.b_NTP, _GRAM_ELEMENTS))
+    return 1.01 * relative * found.reach.square() + numbers.tiny * lost
 
 
 def _not_negative(square_N: torch.Tensor) -> torch.Tensor:

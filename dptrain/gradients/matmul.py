@@ -1,20 +1,31 @@
-"""The float32 matrix products behind norms and sums, on the fastest kernels that torch carries.
+"""The float32 matrix products of a private microbatch, on the fastest kernels that torch carries.
 
 On CPUs torch sends float32 products to MKL. On AMD processors MKL reaches less than half of what the oneDNN kernels in the
 same build reach; on Intel's, for which it is made, it is the faster one (docs/performance.md has the figures). Both multiply
-and add in float32, so the rounding that the margins pay for is the same; the probes at the start of a run compare the result
-with autograd's own. Everything else (other devices, float64, small products, tensor subclasses) is left to torch.
+and add in float32, so the rounding that the margins pay for is the same. Products of norms and sums come here by name; those of
+forward and backward pass are met where every operation of a microbatch passes (`PRODUCTS`, `dptrain.sandbox.Sandbox`), whatever
+module they stand in. The probes at the start of a run hold every one of them to torch's own (:func:`held_to_torch`).
+Everything else (other devices, float64, small products, tensor subclasses) is left to torch.
 """
 
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Final
 
 import torch
 
+from dptrain.errors import UnsupportedModule
+from dptrain.gradients import kernels
+from dptrain.gradients.kernels import Grams
+from ledger.leaves.numerics import TORCH
 
-def _rows(x_MK: torch.Tensor, y_NK: torch.Tensor) -> torch.Tensor:
-    """Returns x y^T by oneDNN. A factor that is neither contiguous nor the transpose of what is falls to its slow reference."""
-    return torch.ops.mkldnn._linear_pointwise(x_MK, y_NK, None, "none", [], "")
+
+def _rows(x_MK: torch.Tensor, y_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> torch.Tensor:
+    """Returns x y^T, and bias, by oneDNN. A factor that is neither contiguous nor the transpose of what is falls to its slow
+    reference."""
+    return torch.ops.mkldnn._linear_pointwise(x_MK, y_NK, bias_N, "none", [], "")
 
 
 def _works() -> bool:
@@ -25,7 +36,9 @@ def _works() -> bool:
         turned = _rows(x_MK.t().contiguous().t(), y_NK.t().contiguous().t())
         true = x_MK.double() @ y_NK.double().t()
         reach = x_MK.double().abs() @ y_NK.double().abs().t()
-        return all(bool(((found.double() - true).abs() <= 1e-6 * reach).all()) for found in (_rows(x_MK, y_NK), turned))
+        bias_N = torch.arange(32, dtype=torch.float32)
+        shifted = _rows(x_MK, y_NK, bias_N) - bias_N
+        return all(bool(((z.double() - true).abs() <= 1e-6 * (reach + 32)).all()) for z in (_rows(x_MK, y_NK), turned, shifted))
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return False  # the operator is internal to torch: absent or changed, every product is torch's own
 
@@ -49,14 +62,126 @@ WORTHWHILE = 1 << 20
 """Multiplications below which a call of its own costs more than the faster kernel saves."""
 
 
+_ORDINARY = (torch.Tensor, torch.nn.Parameter)
+
+
 def _fits(x: torch.Tensor, y: torch.Tensor, multiplications: int) -> bool:
     return (
         ENABLED
         and multiplications >= WORTHWHILE
-        and type(x) is torch.Tensor
-        and type(y) is torch.Tensor
+        and type(x) in _ORDINARY
+        and type(y) in _ORDINARY
         and x.dtype == y.dtype == torch.float32
         and x.device.type == y.device.type == "cpu"
+    )
+
+
+def _mm(x_MK: torch.Tensor, y_KN: torch.Tensor) -> torch.Tensor:
+    if not _fits(x_MK, y_KN, x_MK.shape[0] * y_KN.numel()):
+        return torch.ops.aten.mm.default(x_MK, y_KN)
+    return _held(_rows(_plain(x_MK), _plain(y_KN.t())), x_MK, y_KN, None)
+
+
+def _addmm(bias_N: torch.Tensor, x_MK: torch.Tensor, y_KN: torch.Tensor, **scales: Any) -> torch.Tensor:
+    like = bias_N.shape == y_KN.shape[1:] and bias_N.dtype == torch.float32
+    if scales or not like or not _fits(x_MK, y_KN, x_MK.shape[0] * y_KN.numel()):
+        return torch.ops.aten.addmm.default(bias_N, x_MK, y_KN, **scales)
+    return _held(_rows(_plain(x_MK), _plain(y_KN.t()), bias_N.contiguous()), x_MK, y_KN, bias_N)
+
+
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    """Returns it with strides for which there are fast kernels: contiguous, or the transpose of what is."""
+    return x if x.is_contiguous() or x.t().is_contiguous() else x.contiguous()
+
+
+PRODUCTS: Final = {torch.ops.aten.mm.default: _mm, torch.ops.aten.addmm.default: _addmm}
+"""What stands for products of torch in the forward and backward passes of a private microbatch."""
+
+
+@contextmanager
+def using(products: str) -> Iterator[None]:
+    """Computes inside by the fastest kernels at hand, or by torch's own alone (`ledger.leaves.numerics`)."""
+    global ENABLED
+    before = ENABLED, kernels.ENABLED
+    if products == TORCH:
+        ENABLED = kernels.ENABLED = False
+    try:
+        yield
+    finally:
+        ENABLED, kernels.ENABLED = before
+
+
+# ------------------------------------------------------------------------------------------------------ held to torch's own
+
+_holding = False
+
+TOLERANCE = 2.0**-14
+"""Distance of a row of a product, summed up with random signs, over the size of its factors; rounding leaves some 2^-18."""
+
+
+@contextmanager
+def held_to_torch() -> Iterator[None]:
+    """Holds every product of `PRODUCTS` inside to torch's own, for probes on rows that are nobody's.
+
+    A product z = x y is right, up to rounding, if z r = x (y r) for a vector r of random signs: one wrong entry of z changes
+    that of its row (Freivalds, 1977). Only where a row is off is the whole product formed by torch, entry by entry.
+    """
+    global _holding
+    before, _holding = _holding, True
+    try:
+        yield
+    finally:
+        _holding = before
+
+
+def _held(found_MN: torch.Tensor, x_MK: torch.Tensor, y_KN: torch.Tensor, bias_N: torch.Tensor | None) -> torch.Tensor:
+    """Returns a product as it is found.
+
+    Raises:
+        UnsupportedModule: code KERNEL_WRONG, it is not torch's and is to be held to it.
+    """
+    if not _holding:
+        return found_MN
+    signs = 1.0 - 2.0 * torch.randint(2, (found_MN.shape[1],), generator=torch.Generator().manual_seed(found_MN.shape[1]))
+    bias = 0.0 if bias_N is None else bias_N @ signs
+    size = torch.linalg.vector_norm(x_MK, dim=1) * torch.linalg.vector_norm(y_KN)
+    size = size + (0.0 if bias_N is None else torch.linalg.vector_norm(bias_N))
+    near = (found_MN @ signs - x_MK @ (y_KN @ signs) - bias).abs() <= TOLERANCE * size
+    if bool(near.all()):
+        return found_MN
+    true = torch.ops.aten.mm.default(x_MK, y_KN) if bias_N is None else torch.ops.aten.addmm.default(bias_N, x_MK, y_KN)
+    entries = TOLERANCE * torch.outer(torch.linalg.vector_norm(x_MK, dim=1), torch.linalg.vector_norm(y_KN, dim=0))
+    alike = ((found_MN - true).abs() <= entries + TOLERANCE * true.abs()) | (~true.isfinite() & ~found_MN.isfinite())
+    if bool(alike.all()):
+        return found_MN
+    place = tuple(torch.nonzero(~alike)[0].tolist())
+    what = f"a product of {tuple(x_MK.shape)} and {tuple(y_KN.shape)} in place {place}"
+    raise _wrong(what, float(found_MN[place]), float(true[place]))
+
+
+def held_grams(found: Grams, a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> Grams:
+    """Returns norms of a kernel of our own as they are found; inside :func:`held_to_torch`, only if they are torch's.
+
+    Raises:
+        UnsupportedModule: code KERNEL_WRONG, they are others.
+    """
+    if not _holding:
+        return found
+    with using(TORCH):
+        true = gram_product_sums(a_NTD, b_NTP, a_NTD[0].numel() + b_NTP[0].numel())
+    alike = ((found.square - true).abs() <= 2.0**-17 * found.reach.square()) | (~true.isfinite() & ~found.square.isfinite())
+    if bool(alike.all()):
+        return found
+    row = int(torch.nonzero(~alike)[0])
+    shapes = f"{tuple(a_NTD.shape[1:])} and {tuple(b_NTP.shape[1:])}"
+    raise _wrong(f"a squared norm from factors of shapes {shapes}", float(found.square[row]), float(true[row]))
+
+
+def _wrong(what: str, found: float, true: float) -> UnsupportedModule:
+    return UnsupportedModule(
+        "KERNEL_WRONG",
+        f"{what} is {found!r} by the fastest kernel at hand and {true!r} by torch's own; nothing was charged. Train with "
+        "Microbatches(products='torch'), and report it with the versions of torch and of the processor",
     )
 
 
@@ -93,6 +218,9 @@ def per_contribution(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:
     """Returns sum_t b_it a_it^T of every contribution, shape (N, P, D)."""
     n, t, d = a_NTD.shape
     p = b_NTP.shape[2]
+    found = kernels.outer(a_NTD, b_NTP)
+    if found is not None:
+        return found
     if not _fits(a_NTD, b_NTP, t * d * p):
         return torch.bmm(b_NTP.mT, a_NTD)
     a, b = a_NTD.contiguous(), b_NTP.contiguous()

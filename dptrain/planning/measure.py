@@ -41,6 +41,7 @@ from dptrain.errors import UnsupportedModule
 from dptrain.geometry.over_rank import BlockNoise
 from dptrain.geometry.pairs import find_pairs
 from dptrain.geometry.shapes import Shape
+from dptrain.gradients import matmul
 from dptrain.noise import KeyStream
 from dptrain.programs import quiet_libraries
 from dptrain.routing import Router, bounds_of
@@ -226,7 +227,7 @@ class _Run(Parts[_Timed]):
 
     def __init__(self, policy: Policy, config: RunConfig, accelerator: Accelerator, expected: Mapping[str, float]) -> None:
         self._policy, self._device = policy, accelerator.device
-        self._size = Microbatches(config.run.microbatch, config.run.microbatch_rows)
+        self._size = Microbatches(config.run.microbatch, config.run.microbatch_rows, config.run.products)
         tools = task(config.task)
         torch.manual_seed(config.run.seed)
         model, self._collate = tools.build(config.model)
@@ -242,12 +243,12 @@ class _Run(Parts[_Timed]):
         self.pairs = pair_shapes(self.model, self.schedule, policy.normalizer)  # before factors move, or give up gradients
         refuse_uncertifiable(policy.exactness, self.schedule.stack)
         trained = frozenset(id(parameter) for parameter in self.model.parameters() if parameter.requires_grad)
-        self._sandbox = Sandbox(self.model, trained, forward_seed(), secret=False)
+        self._sandbox = Sandbox(self.model, trained, forward_seed(), secret=False, products=matmul.PRODUCTS)
         self._router = Router(self.model, self.schedule, **level_of(policy), sandbox=self._sandbox)
         self._folding = Folding(self._router)
         forwards = Forwards(self.model, self.schedule.read_sets)
         refusals.refuse_narrowed(forwards, compiled=config.run.compile)
-        self._under_way = UnderWay(self._sandbox, self._router, forwards)
+        self._under_way = UnderWay(self._sandbox, self._router, forwards, products=config.run.products)
         self._plain_loss: Any = tools.per_example_loss
         self._loss = self._compiled(self._plain_loss) if config.run.compile else self._plain_loss
         draws = policy.noise_microbatches or 1

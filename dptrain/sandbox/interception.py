@@ -6,9 +6,9 @@ the model's is noticed.
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import torch
@@ -53,9 +53,19 @@ class Sandbox:
     Args:
         model: the prepared model. trained: ids of its parameters that the optimizer moves. seed: 16 bytes, public.
         secret: whether draws of contributions are secret, so that what cannot be addressed is refused.
+        products: what computes in the place of an operation and gives the same up to rounding; nothing here draws, writes,
+            indexes or reads.
     """
 
-    def __init__(self, model: nn.Module, trained: frozenset[int], seed: bytes, *, secret: bool = True) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        trained: frozenset[int],
+        seed: bytes,
+        *,
+        secret: bool = True,
+        products: Mapping[Any, Callable[..., torch.Tensor]] = MappingProxyType({}),
+    ) -> None:
         self.numbers = Numbers(seed)
         self.kept = Kept(model, trained)
         self.secret = secret
@@ -75,6 +85,7 @@ class Sandbox:
         """True once a forward of the probes drew from Python's or numpy's generator."""
         self.late_host_draws = False
         """True once a private microbatch did, unforeseen: by rows, perhaps, so that numbers of other samples moved."""
+        self._products = products
         self._model = model
         self._trained = trained
         self._paths = {id(module): name for name, module in model.named_modules()}
@@ -294,7 +305,8 @@ class Sandbox:
         kind = _KINDS.get(func)
         if kind is None:
             kind = _KINDS[func] = kind_of(func)
-        result = func(*args, **kwargs) if kind is PLAIN else self._special(kind, func, args, kwargs)
+        plain = self._products.get(func, func)
+        result = plain(*args, **kwargs) if kind is PLAIN else self._special(kind, func, args, kwargs)
         if not self._passes:
             return result
         self._look_at_leaves(args)

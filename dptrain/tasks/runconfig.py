@@ -196,6 +196,7 @@ class MachineConfig:
             once. None for no limit.
         compile: compile forward and backward pass of a microbatch into one graph; needs a C++ compiler. The same result up to
             rounding, sooner; each kind of microbatch costs some seconds to a minute when it first comes.
+        products: ``fastest`` or ``torch``: on whose kernels float32 products compute (`dptrain.Microbatches`).
         mixed_precision: ``no`` or ``bf16``.
         device: ``auto`` or ``cpu``.
         noise_generator: ``host`` draws noise on the processor (AES-256), ``device`` where the gradients are (ChaCha20). Both
@@ -218,6 +219,7 @@ class MachineConfig:
     microbatch: int = 16
     microbatch_rows: int | None = None
     compile: bool = False
+    products: Literal["fastest", "torch"] = "fastest"
     mixed_precision: Literal["no", "bf16"] = "no"
     device: Literal["auto", "cpu"] = "auto"
     noise_generator: Literal["host", "device"] = "host"
@@ -316,7 +318,7 @@ class RunConfig:
             "registry": self.data.registry,
             "ledger": RunLedger(run.ledger, run.ledger_state, run.ledger_key, run.origin, keep_reading=kept_reading),
             "earlier": Earlier(run.earlier, run.replaces, run.earlier_keys),
-            "microbatches": Microbatches(run.microbatch, run.microbatch_rows),
+            "microbatches": Microbatches(run.microbatch, run.microbatch_rows, run.products),
             "noise": NoiseSource(run.noise_generator),
             "clock": Clock(jump_ok=clock_jump_ok),
             "resume": resume,

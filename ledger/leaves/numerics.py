@@ -1,8 +1,8 @@
 """Derives a run's numerics from its policy: the lattice of the sums, the clip margin, and both in words.
 
 The trainer that keeps a level of exactness, the writer of the header and its auditor take them from this one room. A header
-that says otherwise is refused. Three things no policy fixes are the trainer's word, each one of two: the precision in which
-gradients were formed, where the noise was drawn, and how the sums of several processes are sent.
+that says otherwise is refused. Four things no policy fixes are the trainer's word: the precision in which gradients were
+formed, where the noise was drawn, how the sums of several processes are sent, and whose kernels formed products.
 """
 
 import math
@@ -20,6 +20,9 @@ CERTIFIED: Final = "certified"
 FLOAT32: Final = "float32"
 FLOAT64: Final = "float64"
 SUMS32: Final = "float32 sums"
+
+TORCH: Final = "torch"
+FASTEST: Final = "fastest"
 
 MARGINS: Final = {FAST: {FLOAT32: 2.0**-9, FLOAT64: 2.0**-40}, CERTIFIED: {FLOAT32: 2.0**-20, FLOAT64: 2.0**-40}}
 """Relative shrink of every clip bound, by level and precision.
@@ -62,6 +65,11 @@ _SUMS_NOTE: Final = (
 )
 """Stands behind them where sums over microbatches are float32 too."""
 
+_PRODUCTS_NOTE: Final = (
+    " Float32 products are by oneDNN, and by kernels of dptrain's own, wherever these are the fastest on the processor."
+)
+"""Stands last, where products were not left to torch's own choice of kernels."""
+
 _WIRES: Final = {FLOAT64: "", FLOAT32: _WIRE_NOTE, SUMS32: _SUMS_NOTE}
 
 
@@ -74,17 +82,21 @@ class Numerics:
         generator: where the noise was drawn, `HOST` or `DEVICE`.
         wire: how the sums of several processes are sent; `FLOAT64` also where there is one; `SUMS32` where those over
             microbatches are float32 as well.
+        products: whose kernels formed float32 products, `TORCH` or `FASTEST`. Clip margins are those of any kernel: the bounds
+            of rounding hold for every order of additions.
     """
 
     precision: str = FLOAT32
     generator: str = HOST
     wire: str = FLOAT64
+    products: str = TORCH
 
     def __post_init__(self) -> None:
         words = (
             ("precision", self.precision, (FLOAT32, FLOAT64)),
             ("generator", self.generator, (HOST, DEVICE)),
             ("wire", self.wire, tuple(_WIRES)),
+            ("products", self.products, (TORCH, FASTEST)),
         )
         for what, found, known in words:
             if found not in known:
@@ -99,16 +111,18 @@ class Numerics:
         family = policy.mechanism.name
         bits = lattice_bits(policy.exactness, family, coordinates, least_multiplier(policy))
         sums = exactness_note(policy.exactness, family, bits, self.wire != SUMS32)
-        return sums + (_DEVICE_NOTE if self.generator == DEVICE else "") + _WIRES[self.wire]
+        products = _PRODUCTS_NOTE if self.products == FASTEST else ""
+        return sums + (_DEVICE_NOTE if self.generator == DEVICE else "") + _WIRES[self.wire] + products
 
 
 def told(policy: Policy, coordinates: int, note: str, margin: float) -> Numerics:
     """Returns the trainer's word that a header with this note and clip margin gives.
 
-    Guarantee: Returns only if both are what writers derive from the policy, for one precision, one generator and one wire.
+    Guarantee: Returns only if both are what writers derive from the policy, for one precision, generator, wire and choice of
+    kernels.
 
     Raises:
-        LeafRefused: code NUMERICS, no precision, generator or wire gives them.
+        LeafRefused: code NUMERICS, no precision, generator, wire or choice of kernels gives them.
     """
     margins = MARGINS[policy.exactness]
     precision = next((name for name, value in margins.items() if value == margin), None)
@@ -116,8 +130,8 @@ def told(policy: Policy, coordinates: int, note: str, margin: float) -> Numerics
         expected = " or ".join(f"{value!r} ({name})" for name, value in margins.items())
         raise LeafRefused("NUMERICS", f"clip margin {margin!r} is none of exactness {policy.exactness!r}, expected {expected}")
     wires = tuple(_WIRES) if (policy.exactness, precision) == (FAST, FLOAT32) else (FLOAT64,)
-    for generator, wire in product(TABLE[policy.mechanism.name].generators, wires):
-        found = Numerics(precision, generator, wire)
+    for generator, wire, products in product(TABLE[policy.mechanism.name].generators, wires, (TORCH, FASTEST)):
+        found = Numerics(precision, generator, wire, products)
         if found.note(policy, coordinates) == note:
             return found
     expected = Numerics(precision).note(policy, coordinates)

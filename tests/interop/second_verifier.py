@@ -2025,6 +2025,7 @@ SUMS = (
     " Each of several processes rounds its sums to float32 before they are added, and those over microbatches, of which each"
     " process keeps a part, are float32 too; clip bounds are shrunk further by what that rounding can add."
 )
+PRODUCTS = " Float32 products are by oneDNN, and by kernels of dptrain's own, wherever these are the fastest on the processor."
 UP = " rounding=up-1e-6"
 RDP = "orders=1.1..10.9/0.1,12..63,128,256,512 conversion=Asoodeh2021,Balle2020 relation=ADD_OR_REMOVE_ONE" + UP
 MOMENTS = "lambda=1..32 conversion=Abadi2016,chi2 relation=ADD_OR_REMOVE_ONE" + UP
@@ -2218,6 +2219,7 @@ class Run:
         if fast and margin == 2.0**-9:
             parts = [other.replace("; sums over microbatches are float64.", ".") + SUMS for other in known]
             known += [other + WIRE for other in known] + parts
+        known += [other + PRODUCTS for other in known]
         need(note in known, "NUMERICS", "exactness note")
 
     def std_of(self, allowed):

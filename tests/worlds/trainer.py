@@ -37,13 +37,14 @@ def opening(
     clock_jump_ok: bool = False,
     insecure_test_key: bytes | None = None,
     noise_generator: str = "host",
+    products: str = "fastest",
     **others: Any,
 ) -> dict[str, Any]:
     """Returns what `PrivateTraining.open` takes, from single options."""
     return {
         "ledger": RunLedger(ledger, ledger_state, ledger_key, origin, checkpoint_dir, kept_reading),
         "earlier": Earlier(earlier, replaces, earlier_keys),
-        "microbatches": Microbatches(microbatch, microbatch_rows),
+        "microbatches": Microbatches(microbatch, microbatch_rows, products),
         "clock": Clock(jump_ok=clock_jump_ok) if clock is None else Clock(clock, clock_jump_ok),
         "noise": NoiseSource(noise_generator, insecure_test_key),
     } | others

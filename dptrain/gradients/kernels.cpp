@@ -1,0 +1,188 @@
+// Squared norms of sums of outer products, sum_t b_t a_t^T, of N contributions: <A A^T, B B^T> over one triangle of both.
+//
+// A tile of a Gram matrix is added up in registers: TALL rows of x by WIDE rows of x, which lie transposed in a panel. Blocks of
+// SIDE x SIDE entries of both matrices stay in the cache of a core until their products are added, in float64. Every entry is a
+// sum of runs of DEEP terms, each added one after the other in float32.
+
+#include <cmath>
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, TALL = 8;
+#else
+constexpr int LANES = 8, TALL = 6;
+#endif
+constexpr int WIDE = 2 * LANES;
+constexpr int SIDE = 128;
+constexpr int DEEP = 256;
+
+typedef float Lane __attribute__((vector_size(4 * LANES)));
+typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4)));
+
+struct Room {
+    alignas(64) float panels[SIDE / WIDE * DEEP * WIDE];
+    alignas(64) float a[(SIDE + TALL) * SIDE];
+    alignas(64) float b[(SIDE + TALL) * SIDE];
+    alignas(64) float zeros[DEEP];
+};
+
+template <int... I> struct Places {};
+template <int N, int... I> struct Count : Count<N - 1, N - 1, I...> {};
+template <int... I> struct Count<0, I...> { typedef Places<I...> Of; };
+
+template <int S, int... I> inline void exchange(Lane& x, Lane& y, Places<I...>) {
+    Lane low = __builtin_shufflevector(x, y, (I & S ? I - S + LANES : I)...);
+    y = __builtin_shufflevector(x, y, (I & S ? I + LANES : I + S)...);
+    x = low;
+}
+
+template <int S> inline void turn(Lane* rows) {
+    for (int r = 0; r < LANES; ++r)
+        if (!(r & S)) exchange<S>(rows[r], rows[r + S], typename Count<LANES>::Of());
+}
+
+// Writes LANES terms of LANES rows, from term k on, as LANES lines of a panel.
+inline void transpose(const float* const* from, long k, float* to) {
+    Lane rows[LANES];
+    for (int r = 0; r < LANES; ++r) rows[r] = (Lane)*(const Loose*)(from[r] + k);
+    turn<1>(rows), turn<2>(rows), turn<4>(rows);
+    if (LANES > 8) turn<LANES / 2>(rows);
+    for (int r = 0; r < LANES; ++r) *(Lane*)(to + r * WIDE) = rows[r];
+}
+
+// Lays rows of x out in panels of WIDE rows, term by term; rows that are missing are zeros.
+void lay_out(const float* x, long stride, long rows, long terms, Room& room) {
+    for (long j = 0; j < (rows + WIDE - 1) / WIDE * WIDE; j += LANES) {
+        float* to = room.panels + j / WIDE * DEEP * WIDE + j % WIDE;
+        const float* from[LANES];
+        for (int c = 0; c < LANES; ++c) from[c] = j + c < rows ? x + (j + c) * stride : room.zeros;
+        long k = 0;
+        for (; k + LANES <= terms; k += LANES) transpose(from, k, to + k * WIDE);
+        for (; k < terms; ++k)
+            for (int c = 0; c < LANES; ++c) to[k * WIDE + c] = from[c][k];
+    }
+}
+
+// Adds up, or adds to what is there, a tile of TALL rows by the WIDE rows of a panel.
+void tile(const float* const* rows, const float* panel, long terms, float* out, bool fresh) {
+    Lane sums[TALL][2];
+    for (int i = 0; i < TALL; ++i) sums[i][0] = sums[i][1] = Lane{};
+    for (long k = 0; k < terms; ++k) {
+        Lane left = *(const Lane*)(panel + k * WIDE), right = *(const Lane*)(panel + k * WIDE + LANES);
+        for (int i = 0; i < TALL; ++i) {
+            float x = rows[i][k];
+            sums[i][0] += x * left;
+            sums[i][1] += x * right;
+        }
+    }
+    for (int i = 0; i < TALL; ++i)
+        for (int half = 0; half < 2; ++half) {
+            Lane* to = (Lane*)(out + i * SIDE + half * LANES);
+            *to = fresh ? sums[i][half] : *to + sums[i][half];
+        }
+}
+
+// Products of the m rows from i0 on with the n rows from j0 on; of a block on the diagonal, tiles that touch its upper triangle.
+void block(const float* x, long stride, long width, long i0, long m, long j0, long n, float* out, Room& room) {
+    for (long start = 0; start < width || start == 0; start += DEEP) {
+        long terms = width - start < DEEP ? width - start : DEEP;
+        lay_out(x + j0 * stride + start, stride, n, terms, room);
+        for (long j = 0; j < n; j += WIDE)
+            for (long i = 0; i < m && (i0 < j0 || i < j + WIDE); i += TALL) {
+                const float* rows[TALL];
+                for (int k = 0; k < TALL; ++k) rows[k] = i + k < m ? x + (i0 + i + k) * stride + start : room.zeros;
+                tile(rows, room.panels + j / WIDE * DEEP * WIDE, terms, out + i * SIDE + j, start == 0);
+            }
+    }
+}
+
+// Products of R columns of y with 32 or 16 columns of x over all t rows, added up in registers and written to rows of out.
+template <int R, int V>
+void strip(const float* x, long x_row, const float* y, long y_row, long left, long t, float* out, long width, long kept) {
+    Lane sums[R][V];
+    long at[R];
+    for (int i = 0; i < R; ++i) {
+        at[i] = i < left ? i : left - 1;
+        for (int v = 0; v < V; ++v) sums[i][v] = Lane{};
+    }
+    for (long k = 0; k < t; ++k, x += x_row, y += y_row) {
+        Lane row[V];
+        for (int v = 0; v < V; ++v) row[v] = (Lane)*(const Loose*)(x + v * LANES);
+        for (int i = 0; i < R; ++i) {
+            float one = y[at[i]];
+            for (int v = 0; v < V; ++v) sums[i][v] += one * row[v];
+        }
+    }
+    for (int i = 0; i < R && i < left; ++i)
+        for (int v = 0; v < V; ++v)
+            for (int c = 0; c < LANES && v * LANES + c < kept; ++c) out[i * width + v * LANES + c] = sums[i][v][c];
+}
+
+// out = sum over t of y_t x_t^T for V * LANES columns of x, of which `kept` count.
+template <int R, int V>
+void strips(const float* x, long x_row, const float* y, long y_row, long p, long t, float* out, long width, long kept) {
+    for (long i = 0; i < p; i += R) strip<R, V>(x, x_row, y + i, y_row, p - i, t, out + i * width, width, kept);
+}
+
+}  // namespace
+
+// Writes sum_t b_t a_t^T of each of the n contributions to out, n x p x d; `panel` has room for 16 * t floats.
+extern "C" void dptrain_outer(const float* a, long a_each, long a_row, long d, const float* b, long b_each, long b_row, long p,
+                              long n, long t, float* out, float* panel) {
+    for (long each = 0; each < n; ++each, out += p * d) {
+        const float *x = a + each * a_each, *y = b + each * b_each;
+        long c = 0;
+        for (; c + WIDE <= d; c += WIDE) strips<TALL, 2>(x + c, a_row, y, b_row, p, t, out + c, d, WIDE);
+        for (; c < d; c += LANES) {
+            long kept = d - c < LANES ? d - c : LANES;
+            const float* from = x + c;
+            long row = a_row;
+            if (kept < LANES) {  // a row may end where memory does
+                for (long k = 0; k < t; ++k)
+                    for (long j = 0; j < LANES; ++j) panel[k * LANES + j] = j < kept ? from[k * a_row + j] : 0.0f;
+                from = panel, row = LANES;
+            }
+            strips<2 * TALL, 1>(from, row, y, b_row, p, t, out + c, d, kept);
+        }
+    }
+}
+
+// Strides count floats; the last dimension is contiguous. Of each of the n contributions, float64:
+// square: the sum over t, s of (a_t . a_s)(b_t . b_s). reach: that of |a_t||b_t|. in_a, in_b: those of |a_t| and |b_t|.
+extern "C" void dptrain_gram(const float* a, long a_each, long a_row, long d, const float* b, long b_each, long b_row, long p,
+                             long n, long t, double* square, double* reach, double* in_a, double* in_b) {
+    static thread_local Room room;
+    for (long each = 0; each < n; ++each) {
+        const float *x = a + each * a_each, *y = b + each * b_each;
+        double all = 0.0, reached = 0.0, sum_a = 0.0, sum_b = 0.0;
+        for (long j0 = 0; j0 < t; j0 += SIDE)
+            for (long i0 = 0; i0 <= j0; i0 += SIDE) {
+                long m = t - i0 < SIDE ? t - i0 : SIDE, columns = t - j0 < SIDE ? t - j0 : SIDE;
+                block(x, a_row, d, i0, m, j0, columns, room.a, room);
+                block(y, b_row, p, i0, m, j0, columns, room.b, room);
+                double part = 0.0;
+                for (long r = 0; r < m; ++r) {
+                    const float *of_a = room.a + r * SIDE, *of_b = room.b + r * SIDE;
+                    double lines[8] = {0.0}, line = 0.0;
+                    long c = i0 == j0 ? r + 1 : 0;
+                    for (; c + 8 <= columns; c += 8)
+                        for (int k = 0; k < 8; ++k) lines[k] += (double)(of_a[c + k] * of_b[c + k]);
+                    for (; c < columns; ++c) line += (double)(of_a[c] * of_b[c]);
+                    for (int k = 0; k < 8; ++k) line += lines[k];
+                    part += 2.0 * line;
+                    if (i0 != j0) continue;
+                    double length_a = std::sqrt((double)of_a[r]), length_b = std::sqrt((double)of_b[r]);
+                    part += (double)(of_a[r] * of_b[r]);
+                    reached += length_a * length_b;
+                    sum_a += length_a;
+                    sum_b += length_b;
+                }
+                all += part;
+            }
+        square[each] = all;
+        reach[each] = reached;
+        in_a[each] = sum_a;
+        in_b[each] = sum_b;
+    }
+}

@@ -1,0 +1,235 @@
+"""Kernels of our own for what no library has, built once where a C++ compiler is at hand (kernels.cpp beside this).
+
+* :func:`grams`: norms from Gram matrices. ``<A A^T, B B^T>`` needs one triangle of two symmetric matrices, and of each entry
+  the product alone. A library forms both matrices whole and writes them; the kernel takes half of the time of oneDNN.
+* :func:`outer`: gradients of narrow tensors (LoRA), contribution by contribution, at two to three times the speed of a batched
+  product.
+
+Without a compiler, or where :data:`ENABLED` is false, products of libraries stand for both (:mod:`dptrain.gradients.matmul`).
+What is built is kept under the user's cache directory, by the digest of source, compiler and processor. It is loaded from a
+directory alone that is the user's and that nobody else may write.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dptrain.noise.threads import Threads
+
+ENABLED = True
+"""False sends everything to the products of libraries; results then differ by float32 rounding."""
+
+DEEP = 256
+"""Terms of an entry of a Gram matrix that are added one after the other before their sum is added to the others."""
+
+NARROW = 64
+"""Gradients with one side up to here are formed by :func:`outer`; a library is as fast on wider ones."""
+
+LEAST = 1 << 18
+"""Multiplications of a microbatch below which handing it to threads costs more than it saves."""
+
+_SOURCE = Path(__file__).with_name("kernels.cpp")
+_FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
+_SECONDS = 60.0
+_MOST_THREADS = 64
+_LANES = 16
+_ROUNDED = 1.0 + 2.0**-10
+"""At least what lengths must be multiplied by that are square roots of the float32 entries on a diagonal."""
+
+_threads = Threads(_MOST_THREADS)
+
+
+@dataclass(frozen=True)
+class Grams:
+    """Sums over positions of N contributions, float64 (N,).
+
+    Attributes:
+        square: the squared norm of sum_t b_t a_t^T, as it was rounded.
+        reach: at least sum_t |a_t||b_t|, how large the terms of the gradient are before they cancel.
+        in_a, in_b: at least sum_t |a_t| and sum_t |b_t|.
+    """
+
+    square: torch.Tensor
+    reach: torch.Tensor
+    in_a: torch.Tensor
+    in_b: torch.Tensor
+
+
+def terms(width: int) -> int:
+    """Returns how many roundings a term of an entry goes through at most."""
+    return min(width, DEEP) + -(-width // DEEP)
+
+
+def grams(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> Grams | None:
+    """Returns the sums behind a norm, or None where the kernel does not serve: another type or device, or nothing was built.
+
+    A contribution's numbers are the same bits whoever else is in the microbatch, and on any number of threads.
+    """
+    if not _serve(a_NTD, b_NTP):
+        return None
+    (n, t, d), p = a_NTD.shape, b_NTP.shape[2]
+    a, b = _lined(a_NTD), _lined(b_NTP)
+    square, reach, in_a, in_b = found = torch.empty(4, n, dtype=torch.float64)
+    run = library().dptrain_gram
+    _each(n, n * t * t * (d + p) // 2, lambda first, many: run(*_of(a, b, first, many), *_places(found, first)))
+    tiny = torch.finfo(torch.float32).tiny
+    of_a, of_b = (d * tiny) ** 0.5, (p * tiny) ** 0.5  # where the squares of small entries vanish
+    reach = _ROUNDED * (reach + of_a * in_b + of_b * in_a + t * of_a * of_b)
+    return Grams(square, reach, _ROUNDED * in_a + t * of_a, _ROUNDED * in_b + t * of_b)
+
+
+def outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor | None:
+    """Returns sum_t b_it a_it^T of every contribution, (N, P, D); None as :func:`grams`, or where neither side is narrow."""
+    (n, t, d), p = a_NTD.shape, b_NTP.shape[2]
+    if min(d, p) > NARROW or not _serve(a_NTD, b_NTP):
+        return None
+    a, b = _lined(a_NTD), _lined(b_NTP)
+    out = torch.empty(n, p, d)
+    run = library().dptrain_outer
+
+    def some(first: int, many: int) -> None:
+        panel = torch.empty(_LANES * t)
+        run(*_of(a, b, first, many), out.data_ptr() + 4 * first * p * d, panel.data_ptr())
+
+    _each(n, n * t * p * d, some)
+    return out
+
+
+def _serve(*values: torch.Tensor) -> bool:
+    plain = all(type(one) is torch.Tensor and one.dtype == torch.float32 and one.device.type == "cpu" for one in values)
+    return plain and ENABLED and library() is not None
+
+
+def _lined(value: torch.Tensor) -> torch.Tensor:
+    """Returns it with a contiguous last dimension; the kernels take any other strides."""
+    return value if value.stride(2) == 1 or value.shape[2] <= 1 else value.contiguous()
+
+
+def _of(a: torch.Tensor, b: torch.Tensor, first: int, many: int) -> tuple[int, ...]:
+    """Lists what a kernel is told of the factors of ``many`` contributions."""
+    places = [(x.data_ptr() + 4 * first * x.stride(0), x.stride(0), x.stride(1), x.shape[2]) for x in (a, b)]
+    return *places[0], *places[1], many, a.shape[1]
+
+
+def _places(found: torch.Tensor, first: int) -> list[int]:
+    return [found.data_ptr() + 8 * (row * found.shape[1] + first) for row in range(len(found))]
+
+
+def _each(count: int, multiplications: int, work: Callable[[int, int], None]) -> None:
+    """Shares contributions among as many threads as torch is told to use: ``work(first, how many)``."""
+    pieces = min(count, torch.get_num_threads()) if multiplications >= LEAST else min(count, 1)
+    cuts = [piece * count // max(1, pieces) for piece in range(pieces + 1)]
+    if pieces > 1:
+        _threads.each(lambda piece: work(cuts[piece], cuts[piece + 1] - cuts[piece]), range(pieces))
+    elif pieces:
+        work(0, count)
+
+
+# ----------------------------------------------------------------------------------------------------------------- building
+
+
+@cache
+def library() -> Any:
+    """Returns the built kernels; None where there is no compiler, or what it built does not compute."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if os.name != "posix" or not compiler:
+        return None
+    try:
+        found = _kept(compiler)
+        return found if works(found) else None
+    except (OSError, ValueError, subprocess.SubprocessError, AttributeError):
+        return None  # whatever fails: the products of libraries are right, and slower
+
+
+def _kept(compiler: str) -> Any:
+    """Loads what was built before, or builds it."""
+    told = subprocess.run([compiler, "--version"], capture_output=True, timeout=_SECONDS, check=True).stdout
+    parts = (_SOURCE.read_bytes(), told, " ".join(_FLAGS).encode(), _processor())
+    name = hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).hexdigest()
+    folder = _folder()
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="dptrain-") as own:  # private to this process; once loaded, no file is needed
+            return _loaded(_built(compiler, Path(own) / "kernels.so"))
+    path = folder / f"kernels-{name}.so"
+    return _loaded(path if path.exists() else _built(compiler, path))
+
+
+def _folder() -> Path | None:
+    """Returns the directory of what is kept; None where it cannot be made, or is not the user's alone."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dptrain"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = folder.lstat()
+    except (OSError, RuntimeError):
+        return None
+    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return folder if own and os.access(folder, os.W_OK) else None
+
+
+def _built(compiler: str, path: Path) -> Path:
+    """Builds the kernels for this processor; another process may do so at the same time."""
+    handle, made = tempfile.mkstemp(dir=path.parent, suffix=".so")
+    os.close(handle)
+    try:
+        for target in ("-march=native", "-mcpu=native"):
+            command = [compiler, *_FLAGS, target, str(_SOURCE), "-o", made]
+            done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
+            if done.returncode == 0:
+                os.replace(made, path)
+                return path
+        raise ValueError(done.stderr.decode(errors="replace"))
+    finally:
+        Path(made).unlink(missing_ok=True)
+
+
+def _loaded(path: Path) -> Any:
+    found = ctypes.CDLL(str(path))
+    pointer, number = ctypes.c_void_p, ctypes.c_long
+    factors = [pointer, number, number, number, pointer, number, number, number, number, number]
+    for run, written in ((found.dptrain_gram, 4), (found.dptrain_outer, 2)):
+        run.argtypes, run.restype = [*factors, *[pointer] * written], None
+    return found
+
+
+def _processor() -> bytes:
+    """Names the processor by what it can do, for a home directory may be that of many machines."""
+    told, kinds = Path("/proc/cpuinfo"), ("flags", "model name", "Features", "CPU part")
+    lines = told.read_text().splitlines() if told.exists() else []
+    known = {line.partition(":")[2].strip() for line in lines if line.startswith(kinds)}
+    return "\n".join([platform.machine(), platform.processor(), *sorted(known)]).encode()
+
+
+def works(found: Any) -> bool:
+    """Tells whether kernels compute: at odd sizes to float32 rounding, and so that a NaN stays with its contribution."""
+    for n, t, d, p in ((3, 1, 1, 5), (2, 37, 50, 300), (2, 130, 17, 64), (3, 128, 256, 40), (2, 5, 33, 16)):
+        a, b = (
+            torch.arange(n * t * width, dtype=torch.float32).remainder_(prime).sub_(prime / 2).div_(7.0).view(n, t, width)
+            for width, prime in ((d, 61.0), (p, 53.0))
+        )
+        true_NPD = torch.einsum("ntp,ntd->npd", b.double(), a.double())
+        reach = (a.double().norm(dim=2) * b.double().norm(dim=2)).sum(1)
+        a[n - 1, t - 1, d - 1] = torch.nan
+        sums, out, panel = torch.zeros(4, n, dtype=torch.float64), torch.zeros(n, p, d), torch.zeros(_LANES * t)
+        found.dptrain_gram(*_of(a, b, 0, n), *_places(sums, 0))
+        found.dptrain_outer(*_of(a, b, 0, n), out.data_ptr(), panel.data_ptr())
+        gaps = (
+            (sums[0] - true_NPD.square().sum((1, 2))) / reach.square(),
+            (sums[1] - reach) / reach,
+            (out - true_NPD).abs().amax((1, 2)) / reach,
+        )
+        for gap in gaps:
+            if not bool((gap[:-1].abs() <= 1e-5).all()) or bool(gap[-1].isfinite()):
+                return False
+    return True

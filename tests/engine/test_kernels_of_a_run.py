@@ -1,0 +1,135 @@
+"""On whose kernels a run computes: the header says it, a run keeps to it, and the probes find one that is wrong."""
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dptrain.errors import ResumeRefused, UnsupportedModule  # noqa: E402
+from dptrain.gradients import kernels, matmul  # noqa: E402
+from tests.worlds.trainer import Trainer, audited  # noqa: E402
+from tests.worlds.training import make_world  # noqa: E402
+
+SENTENCE = "Float32 products are by oneDNN, and by kernels of dptrain's own"
+
+
+@pytest.fixture
+def every_product(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Size, torch.Size]]:
+    """Sends products of any size to oneDNN, wherever it is, and lists the shapes of those that came."""
+    if not matmul.AVAILABLE:
+        pytest.skip("this torch has no kernels of oneDNN")
+    monkeypatch.setattr(matmul, "ENABLED", True)
+    monkeypatch.setattr(matmul, "WORTHWHILE", 1)
+    seen: list[tuple[torch.Size, torch.Size]] = []
+    rows = matmul._rows
+
+    def counted(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        seen.append((x.shape, y.shape))
+        return rows(x, y, bias)
+
+    monkeypatch.setattr(matmul, "_rows", counted)
+    return seen
+
+
+def test_forward_and_backward_compute_by_onednn_and_the_header_says_so(tmp_path, every_product) -> None:
+    world = make_world(tmp_path, steps=2)
+    trainer = Trainer(world)
+    model = {parameter.shape for parameter in trainer.model.parameters() if parameter.dim() == 2}
+    trainer.run()
+    forward = {shape for _, shape in every_product}
+    assert model & forward, "no weight of the model went through a product of ours"
+    assert SENTENCE in trainer.private.opened.recorder.ledger.header.exactness_note
+    audited(trainer, world, tmp_path / "export.json")
+    trainer.close()
+
+
+def test_left_to_torch_nothing_goes_elsewhere_and_the_header_is_silent(tmp_path, every_product, monkeypatch) -> None:
+    monkeypatch.setattr(kernels, "library", lambda: pytest.fail("a kernel of our own was asked for"))
+    world = make_world(tmp_path, steps=2)
+    trainer = Trainer(world, products="torch")
+    trainer.run()
+    assert every_product == []
+    assert "oneDNN" not in trainer.private.opened.recorder.ledger.header.exactness_note
+    audited(trainer, world, tmp_path / "export.json")
+    trainer.close()
+
+
+@pytest.mark.parametrize("began", ["torch", "fastest"])
+def test_a_run_goes_on_with_the_kernels_that_it_began_with(began: str, tmp_path) -> None:
+    world = make_world(tmp_path, steps=3)
+    trainer = Trainer(world, products=began).begin()
+    trainer.one(next(iter(trainer.steps)))
+    trainer.close()
+    other = {"torch": "fastest", "fastest": "torch"}[began]
+    with pytest.raises(ResumeRefused, match="another account of its numerics"):
+        Trainer(world, resume=True, products=other)
+    again = Trainer(world, resume=True, products=began)
+    again.run()
+    again.close()
+
+
+def test_both_train_to_the_same_weights_but_for_rounding(tmp_path, every_product) -> None:
+    found = []
+    for products in ("torch", "fastest"):
+        world = make_world(tmp_path / products, steps=2)
+        trainer = Trainer(world, products=products, insecure_test_key=bytes(32))
+        trainer.run()
+        found.append(torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()]))
+        trainer.close()
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-4)
+
+
+def one_bit(x: torch.Tensor, y: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """Flips the highest bit of the exponent of the last entry, whatever there is."""
+    bits = found.view(torch.int32)
+    bits[-1, -1] ^= 1 << 30
+    return found
+
+
+def on_a_pattern(x: torch.Tensor, y: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """Is off where a factor has entries that end in seven zero bits, as do products of small integers, and in no other."""
+    seldom = (x.contiguous().view(torch.int32) & 127 == 0).any(1)
+    found[seldom, 0] += 1.0
+    return found
+
+
+def doubled_bias(x: torch.Tensor, y: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    found[:, -1] *= 2.0
+    return found
+
+
+@pytest.mark.parametrize("spoil", [one_bit, on_a_pattern, doubled_bias])
+@pytest.mark.parametrize("family", ["bert", "gpt2_tied"])
+def test_the_probes_find_a_product_that_is_wrong(family: str, spoil: Any, tmp_path, every_product, monkeypatch) -> None:
+    rows = matmul._rows
+    monkeypatch.setattr(matmul, "_rows", lambda x, y, bias=None: spoil(x, y, rows(x, y, bias)))
+    world = make_world(tmp_path, steps=2)
+    trainer = Trainer(world, family)
+    with pytest.raises(UnsupportedModule) as refused:
+        trainer.run()
+    assert refused.value.code == "KERNEL_WRONG" and "products='torch'" in refused.value.sentence
+    assert not world.ledger.exists() and not trainer.private.opened.recorder.exists, "something was charged"
+    trainer.close()
+    with pytest.MonkeyPatch.context() as way:
+        way.setattr(matmul, "_rows", rows)
+        Trainer(world, family).run()
+
+
+@pytest.mark.skipif(kernels.library() is None, reason="no C++ compiler here, so libraries compute")
+@pytest.mark.parametrize("factor", [1.001, 0.0, float("nan")])
+def test_the_probes_find_a_norm_that_is_wrong(factor: float, tmp_path, monkeypatch) -> None:
+    """A norm that is too small would let a contribution in under a clip that it exceeds."""
+    grams = kernels.grams
+
+    def spoiled(a: torch.Tensor, b: torch.Tensor) -> Any:
+        found = grams(a, b)
+        found.square[-1] *= factor
+        return found
+
+    monkeypatch.setattr(kernels, "grams", spoiled)
+    trainer = Trainer(make_world(tmp_path, steps=2))
+    with pytest.raises(UnsupportedModule) as refused:
+        trainer.run()
+    assert refused.value.code == "KERNEL_WRONG" and "squared norm" in refused.value.sentence
+    trainer.close()

@@ -1,0 +1,178 @@
+"""Kernels of our own beside float64: norms and narrow gradients, alone with their contribution, or those of libraries."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dptrain.gradients import kernels, matmul  # noqa: E402
+from dptrain.gradients.forms import Outer, norm_sq  # noqa: E402
+
+needs_compiler = pytest.mark.skipif(kernels.library() is None, reason="no C++ compiler here, so libraries compute")
+
+SHAPES = [
+    (3, 128, 96, 160), (2, 130, 160, 96), (5, 2, 1024, 1024), (2, 64, 16, 768), (1, 300, 64, 64), (2, 7, 3, 5),
+    (2, 33, 16, 1500), (0, 8, 16, 512), (2, 257, 700, 20), (1, 1, 1, 1), (4, 9, 8, 31),
+]  # fmt: skip
+
+
+def factors(shape: tuple[int, int, int, int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    n, t, d, p = shape
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(n, t, d, generator=generator), torch.randn(n, t, p, generator=generator)
+    return a, b, torch.einsum("ntp,ntd->npd", b.double(), a.double())
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_norms_and_narrow_gradients_are_the_float64_ones(shape: tuple[int, int, int, int]) -> None:
+    a, b, true_NPD = factors(shape)
+    found = kernels.grams(a, b)
+    lengths_a, lengths_b = a.double().norm(dim=2), b.double().norm(dim=2)
+    torch.testing.assert_close(found.square, true_NPD.square().sum((1, 2)), rtol=1e-5, atol=1e-6)
+    for sums, true in (
+        (found.reach, (lengths_a * lengths_b).sum(1)), (found.in_a, lengths_a.sum(1)), (found.in_b, lengths_b.sum(1))
+    ):  # fmt: skip
+        assert bool((sums >= true).all()), "a size that rounding is bounded by lies below the truth"
+        torch.testing.assert_close(sums, true, rtol=2e-3, atol=1e-12)
+    narrow = kernels.outer(a, b)
+    assert (narrow is None) == (min(shape[2:]) > kernels.NARROW)
+    if narrow is not None:
+        torch.testing.assert_close(narrow.double(), true_NPD, rtol=1e-4, atol=1e-4)
+
+
+@needs_compiler
+def test_factors_may_be_views_of_anything() -> None:
+    a, b, _ = factors((4, 130, 160, 60))
+    for x, y in ((a[:, 1:-1], b[:, 1:-1]), (a[:, :, ::2], b[:, :, 1:]), (a[:, :1].expand(-1, 130, -1), b), (a[::2], b[::2])):
+        true_NPD = torch.einsum("ntp,ntd->npd", y.double(), x.double())
+        torch.testing.assert_close(kernels.grams(x, y).square, true_NPD.square().sum((1, 2)), rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(kernels.outer(x, y).double(), true_NPD, rtol=1e-3, atol=1e-3)
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_contribution_has_the_same_bits_in_any_company_and_on_any_threads(threads: int) -> None:
+    """What else is in the microbatch is NaN, infinite, or not there."""
+    a, b, _ = factors((5, 140, 300, 48))
+    alone = [(kernels.grams(a[i : i + 1], b[i : i + 1]), kernels.outer(a[i : i + 1], b[i : i + 1])) for i in range(5)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for hostile in (torch.nan, torch.inf, 1e30):
+            x, y = a.clone(), b.clone()
+            x[2], y[2, 3] = hostile, -hostile
+            found, narrow = kernels.grams(x, y), kernels.outer(x, y)
+            for i in (0, 1, 3, 4):
+                for name in ("square", "reach", "in_a", "in_b"):
+                    assert torch.equal(getattr(found, name)[i], getattr(alone[i][0], name)[0])
+                assert torch.equal(narrow[i], alone[i][1][0])
+            assert hostile == 1e30 or not bool(found.square[2].isfinite())
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_compiler
+@pytest.mark.parametrize("place", [(0, 0), (63, 7), (139, 299)])
+def test_one_entry_that_is_not_a_number_makes_a_norm_that_is_none(place: tuple[int, int]) -> None:
+    a, b, _ = factors((1, 140, 300, 48))
+    a[0][place] = torch.nan
+    b[0, place[0]] = 0.0  # the product with zero is no number either
+    assert not bool(kernels.grams(a, b).square.isfinite())
+
+
+def test_norms_agree_with_those_of_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    for shape in SHAPES:
+        a, b, _ = factors(shape)
+        found = norm_sq([Outer(a, b)])
+        with matmul.using("torch"):
+            assert kernels.grams(a, b) is None and kernels.outer(a, b) is None
+            torch.testing.assert_close(norm_sq([Outer(a, b)]), found, rtol=1e-4, atol=1e-6)
+
+
+# ----------------------------------------------------------------------------------------------------------------- building
+
+
+@pytest.fixture
+def unbuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing is built yet, and the cache is empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kernels.library.cache_clear()
+    yield tmp_path
+    monkeypatch.undo()
+    kernels.library.cache_clear()
+
+
+def sums(found: Any) -> torch.Tensor:
+    a, b, _ = factors((3, 40, 100, 70))
+    return norm_sq([Outer(a, b)])
+
+
+@pytest.mark.parametrize("compiler", ["/bin/false", "/nowhere/c++", ""])
+def test_without_a_compiler_that_works_libraries_compute(
+    compiler: str, unbuilt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setattr(kernels.shutil, "which", lambda name: None)
+    assert kernels.library() is None
+    a, b, true_NPD = factors((3, 40, 100, 70))
+    torch.testing.assert_close(norm_sq([Outer(a, b)]), true_NPD.square().sum((1, 2)), rtol=1e-2, atol=0.0)
+    assert not [path for path in unbuilt.rglob("*") if path.is_file()], "what could not be built was left behind"
+
+
+@needs_compiler
+def test_what_is_built_is_kept_and_loaded_again(unbuilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernels.library() is not None
+    (kept,) = (unbuilt / "dptrain").iterdir()
+    assert kept.suffix == ".so" and not (unbuilt / "dptrain").stat().st_mode & 0o077
+    kernels.library.cache_clear()
+    monkeypatch.setattr(kernels, "_built", lambda *_: pytest.fail("it was built once more"))
+    assert kernels.library() is not None
+
+
+@needs_compiler
+def test_a_directory_that_others_may_write_is_not_loaded_from(unbuilt: Path) -> None:
+    folder = unbuilt / "dptrain"
+    folder.mkdir()
+    os.chmod(folder, 0o777)
+    assert kernels.library() is not None
+    assert list(folder.iterdir()) == [], "it was put where others could put another in its place"
+
+
+class Wrong:
+    """Kernels of which one is off."""
+
+    def __init__(self, name: str, spoil: Any) -> None:
+        self._true, self._name, self._spoil = kernels.library(), name, spoil
+
+    def __getattr__(self, name: str) -> Any:
+        run = getattr(self._true, name)
+
+        def spoiled(*args: Any) -> None:
+            run(*args)
+            if name == self._name:
+                self._spoil(args)
+
+        return spoiled
+
+
+def shift(args: tuple) -> None:
+    """Makes the first norm larger by a thousandth."""
+    square = (kernels.ctypes.c_double * 1).from_address(args[10])
+    square[0] *= 1.001
+
+
+def flip(args: tuple) -> None:
+    """Flips the sign of the last entry of the first gradient."""
+    entry = (kernels.ctypes.c_float * 1).from_address(args[10] + 4 * (args[3] * args[7] - 1))
+    entry[0] = -entry[0] + 1.0
+
+
+@needs_compiler
+@pytest.mark.parametrize(("name", "spoil"), [("dptrain_gram", shift), ("dptrain_outer", flip)])
+def test_kernels_that_compute_something_else_are_not_used(name: str, spoil: Any) -> None:
+    assert kernels.works(kernels.library())
+    assert not kernels.works(Wrong(name, spoil))
