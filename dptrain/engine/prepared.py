@@ -183,7 +183,8 @@ class PreparedRun(Parts[Planned]):
         """Binds what `__init__` was given, once the model is out of its wrapper."""
         policy = self.policy
         seed = self.ranks.first(forward_seed)
-        self.sandbox = Sandbox(self.model, trained, seed, secret=policy.secret, products=matmul.PRODUCTS)
+        products = opened.microbatches.products if self.device.type == "cpu" else TORCH
+        self.sandbox = Sandbox(self.model, trained, seed, secret=policy.secret, products=matmul.products_of(products))
         self.together.inside(self.sandbox)
         pool = Pool(opened.corpus, decode, Slots.unresolved(opened.gate.admitted), policy)
         self.feeder = Feeder(pool, collate, self.device, opened.microbatches.rows, self.sandbox)
@@ -209,7 +210,6 @@ class PreparedRun(Parts[Planned]):
         refuse_skipped_masks(policy.exactness, self.model, self.feeder.names)
         begun = self.recorder.ledger.header.numerics if self.recorder.resuming else None
         rows, names = opened.microbatches.full, slots.class_names()
-        products = opened.microbatches.products if self.device.type == "cpu" else TORCH
         wire = self.together.wire(policy, self.router.sums, self.router.precision, names, rows, begun)
         if self.ranks.leads:
             refusals.warn_delta(policy, len(slots))

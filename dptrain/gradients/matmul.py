@@ -9,7 +9,7 @@ Everything else (other devices, float64, small products, tensor subclasses) is l
 """
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -96,6 +96,11 @@ def _plain(x: torch.Tensor) -> torch.Tensor:
 
 PRODUCTS: Final = {torch.ops.aten.mm.default: _mm, torch.ops.aten.addmm.default: _addmm}
 """What stands for products of torch in the forward and backward passes of a private microbatch."""
+
+
+def products_of(products: str) -> Mapping[Any, Callable[..., torch.Tensor]]:
+    """Returns what a sandbox computes in the place of operations: `PRODUCTS`, or nothing where all is left to torch."""
+    return {} if products == TORCH else PRODUCTS
 
 
 @contextmanager

@@ -243,7 +243,8 @@ class _Run(Parts[_Timed]):
         self.pairs = pair_shapes(self.model, self.schedule, policy.normalizer)  # before factors move, or give up gradients
         refuse_uncertifiable(policy.exactness, self.schedule.stack)
         trained = frozenset(id(parameter) for parameter in self.model.parameters() if parameter.requires_grad)
-        self._sandbox = Sandbox(self.model, trained, forward_seed(), secret=False, products=matmul.PRODUCTS)
+        products = matmul.products_of(config.run.products)
+        self._sandbox = Sandbox(self.model, trained, forward_seed(), secret=False, products=products)
         self._router = Router(self.model, self.schedule, **level_of(policy), sandbox=self._sandbox)
         self._folding = Folding(self._router)
         forwards = Forwards(self.model, self.schedule.read_sets)

@@ -20,7 +20,8 @@ POLICY = 'corpus = "own"\ndelta = 1e-5\nsteps = 3\nnormalizer = 4\nepoch_steps =
 
 @pytest.mark.parametrize("made, code", [
     (lambda: Microbatches(0), "MICROBATCH"), (lambda: Microbatches(rows=0), "MICROBATCH"),
-    (lambda: Microbatches(products="mine"), "PRODUCTS"), (lambda: NoiseSource("cloud"), "NOISE_GENERATOR"), (lambda: Earlier("ledger.db"), "EARLIER"),
+    (lambda: Microbatches(products="mine"), "PRODUCTS"),
+    (lambda: NoiseSource("cloud"), "NOISE_GENERATOR"), (lambda: Earlier("ledger.db"), "EARLIER"),
 ])  # fmt: skip
 def test_an_option_that_cannot_be_used_is_refused_when_it_is_made(made, code: str) -> None:
     with pytest.raises(ConfigError) as refused:
