@@ -22,7 +22,7 @@ from dptrain.sandbox.interception import Sandbox
 from dptrain.sandbox.isolation import Isolation, Reach, reach, refuse_unusable, weakness
 from ledger.accountants.correlated import strategy_of
 from ledger.accountants.correlated.costs import Correlated
-from ledger.accountants.table import DEVICE, HOST, TABLE
+from ledger.accountants.table import HOST, TABLE
 from ledger.errors import AccountantError
 from ledger.leaves import HELD
 
@@ -96,15 +96,7 @@ def refuse_generator(generator: str, policy: Policy, accelerator: Any | None) ->
     """
     if generator == HOST:
         return
-    family = policy.mechanism.name
-    if DEVICE not in TABLE[family].generators:
-        there = ", ".join(name for name, cost in TABLE.items() if DEVICE in cost.generators)
-        raise ConfigError(
-            "NOISE_GENERATOR",
-            f"noise_generator = 'device' asks for noise on the device, and noise of family {family!r}, which the policy signs, is "
-            f"drawn on the processor alone (on a device: {there}); leave noise_generator at 'host', which releases on any "
-            "device, or sign a policy with a family that is drawn there",
-        )
+    device.require_family(policy.mechanism.name)
     device.require(accelerator.device if accelerator is not None else torch.device("cpu"))
 
 

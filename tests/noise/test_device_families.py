@@ -1,4 +1,4 @@
-"""Noise on the device, for every family of the table: drawn there, or refused by name before anything is admitted or charged."""
+"""Noise on the device, for every family: drawn there, or refused by name before anything is admitted or charged."""
 
 import pytest
 
