@@ -90,6 +90,14 @@ def test_what_is_measured_is_releases_of_the_mechanism_that_a_run_under_the_poli
         assert numbers == list(range(7, 12)), "steps behind half of the run"
 
 
+@pytest.mark.gpu
+def test_on_cuda_noise_of_both_generators_is_measured_on_sums_that_lie_there() -> None:
+    found = survey(policy_of("gaussian"), device_of("cuda"))
+    rows = {row.generator: row for row in found.draws if row.of_policy}
+    assert found.device == "cuda:0" and found.model and found.refusal is None
+    assert all(row.drawn and row.coordinates and row.nanoseconds > 0 for row in rows.values())
+
+
 def test_a_device_that_fails_its_test_is_told_with_the_reason_and_draws_nothing(few: None, monkeypatch) -> None:
     monkeypatch.setattr(device, "_wrong", lambda where: "its float64 sin is off")
     found = survey(policy_of("gaussian"), CPU)

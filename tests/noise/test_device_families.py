@@ -95,3 +95,29 @@ def test_noise_of_an_address_does_not_hang_on_the_parts_or_the_turns_in_which_it
     assert torch.equal(whole, released(16, [3001])) and torch.equal(whole, released(device.MOST_BLOCKS, [5, 1016, 1980]))
     assert not torch.equal(whole, torch.linspace(-2.0, 2.0, 3001, dtype=torch.float64) / 3.0)
     assert HOST in TABLE[family].generators
+
+
+INJECTIONS = {
+    "scheduled": ("", 1),
+    "per_microbatch": ('noise = { injection = "per_microbatch", microbatches = 3 }\n', 3),
+    "per_sample": ('disclosure = "occurrences_public"\nnoise = { injection = "per_sample" }\n', 1),
+}
+"""What a policy says, by injection, and how many draws make up the noise of a release."""
+
+
+@pytest.mark.parametrize("injection", INJECTIONS)
+def test_every_injection_of_gaussian_noise_is_drawn_on_the_device(injection: str, tmp_path, monkeypatch) -> None:
+    text, draws = INJECTIONS[injection]
+    release, seen = DeviceGaussian.release_, []
+
+    def listening(self: DeviceGaussian, total: torch.Tensor, std: float, normalizer: float, **where) -> torch.Tensor:
+        seen.append(where["draws"])
+        return release(self, total, std, normalizer, **where)
+
+    monkeypatch.setattr(DeviceGaussian, "release_", listening)
+    trainer = Trainer(make_world(tmp_path, steps=1, policy_extra=text), noise_generator="device")
+    trainer.run()
+    assert trainer.private.policy.noise_injection == injection
+    assert seen == [draws] * len(trainer.private.prepared.router.tensors)
+    assert all(bool(parameter.isfinite().all()) for parameter in trainer.model.parameters())
+    trainer.close()
