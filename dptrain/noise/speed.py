@@ -39,7 +39,8 @@ class Draws:
     Attributes:
         family: as a policy signs it. generator: `host` or `device`. of_policy: whether the policy signs it.
         coordinates: of the release that was measured. nanoseconds: a coordinate, from the clipped sum on the device to the
-            release there; None where nothing was measured. code, sentence: why it is refused, or not measured; else empty.
+            release there; None where nothing was measured. code: of the refusal, empty where there is none. sentence: why it
+            is refused or was not measured; else empty.
         drawn: whether a run under a policy with this family and with this generator would be taken.
     """
 
@@ -138,12 +139,12 @@ def _of(family: str, generator: str, policy: Policy, device: torch.device) -> Dr
         return Draws(family, generator, own, False, code=error.code, sentence=error.sentence)
     if not own and (isinstance(TABLE[family], Correlated) or "." in family):
         told = "its time hangs on the parameters that a policy signs; check a policy that has them"
-        return Draws(family, generator, own, True, code="NOT_MEASURED", sentence=told)
+        return Draws(family, generator, own, True, sentence=told)
     try:
         coordinates, seconds = _measured(family, generator, policy, own, device)
     except (AccountantError, DptrainError, RuntimeError, TypeError) as error:  # no coefficients at hand, or no float64 there
         told = str(error).strip().partition("\n")[0]
-        return Draws(family, generator, own, True, code="NOT_MEASURED", sentence=f"a release failed: {told}")
+        return Draws(family, generator, own, True, sentence=f"a release failed: {told}")
     return Draws(family, generator, own, True, coordinates, seconds / coordinates * 1e9)
 
 

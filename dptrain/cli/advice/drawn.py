@@ -37,8 +37,8 @@ def drawn_text(found: "Surveyed") -> Iterator[Shown]:
         "there, measured now"
     )
     for row in found.draws:
-        if row.of_policy and row.code:
-            yield styled("yellow", "!", f" {row.generator}: {row.code}: {row.sentence}")
+        if row.of_policy and row.sentence:
+            yield styled("yellow", "!", f" {row.generator}: " + f"{row.code}: " * bool(row.code) + row.sentence)
 
 
 def _nanoseconds(row: "Draws") -> str:
