@@ -17,9 +17,9 @@ from typing import Any
 
 from benchmarks import overheads
 from benchmarks.bases import BASES
-from benchmarks.configs import CONFIGS
+from benchmarks.configs import CONFIGS, PEERS
 from benchmarks.step import headline, render, run
-from benchmarks.variants import PEERS, VARIANTS
+from benchmarks.variants import VARIANTS
 from dptrain.gradients import matmul
 
 
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=[], help="measure these beside the bases")
     parser.add_argument("--bases", nargs="+", choices=list(BASES), default=[], help="of the steps without privacy, these alone")
     parser.add_argument("--dropout", nargs="+", type=float, default=[0.0], help="probabilities of dropout; default 0 alone")
-    parser.add_argument("--peers", action="store_true", help=f"measure {' and '.join(PEERS)} too")
+    parser.add_argument("--peers", action="store_true", help=f"measure {', '.join(PEERS)} too")
     parser.add_argument("--no-memory", action="store_true", help="skip the processes that measure memory")
     parser.add_argument("--no-overheads", action="store_true", help="leave out the rows of routing, ledger and noise")
     parser.add_argument("--out", type=Path, default=Path("bench-step.json"))
@@ -60,7 +60,7 @@ def main() -> None:
 
     variants = options.variants or [name for name in VARIANTS if options.peers or name not in PEERS]
     if not options.peers and not options.variants:
-        print(f"{' and '.join(PEERS)} are not measured without --peers", flush=True)
+        print(f"{', '.join(PEERS)} are not measured without --peers", flush=True)
 
     def save() -> None:
         options.out.write_text(json.dumps(found, indent=1) + "\n")

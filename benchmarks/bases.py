@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch._dynamo.config
@@ -26,7 +26,18 @@ from dptrain.gradients import matmul
 
 LEARNING_RATE = 1e-4
 
-Step = Callable[[], None]
+Mark = Callable[[], None]
+"""Called behind every microbatch of a step."""
+
+
+def unmarked() -> None:
+    """Marks nothing."""
+
+
+class Step(Protocol):
+    """Runs one logical step, end to end."""
+
+    def __call__(self, mark: Mark = unmarked) -> None: ...
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -130,7 +141,7 @@ class Plain:
     """One variant without privacy: its model, the gradients of a logical step into ``.grad``, and the whole step."""
 
     model: nn.Module
-    gradients: Callable[[], None]
+    gradients: Step
     step: Step
 
 
@@ -145,28 +156,29 @@ def without_privacy(
         compiled: forward and backward pass of a microbatch are compiled by ``torch.compile``, under these ``options``.
         bands: whether each tier trains its own band alone, with everything below frozen; else all train the whole model.
     """
-    model = config.model().to(config.device).train()
+    model = config.model().train()
     optimizer = make_optimizer(model)
-    ids, labels = config.tokens()
+    inputs, labels = config.batch()
     size = config.microbatch
 
     def loss(rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return config.losses(model, rows, targets).sum() / config.contributions
 
-    def gradients() -> None:
+    def gradients(mark: Mark = unmarked) -> None:
         start = 0
         for count, below in parts:
             for parameter in below:
                 parameter.requires_grad_(False)
             for i in range(start, start + count, size):
                 end = min(i + size, start + count)
-                run(ids[i:end], labels[i:end]).backward()
+                run(inputs[i:end], labels[i:end]).backward()
+                mark()
             for parameter in below:
                 parameter.requires_grad_(True)
             start += count
 
-    def step() -> None:
-        gradients()
+    def step(mark: Mark = unmarked) -> None:
+        gradients(mark)
         optimizer.step()
         optimizer.zero_grad()
 

@@ -1,8 +1,9 @@
-"""Models, batches and losses that the benchmarks compare: real shapes, random tokens."""
+"""Models, batches and losses that the benchmarks compare: real shapes, random tokens or pictures."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -18,9 +19,86 @@ class Tier:
     """Top share of the layers; 1.0 is all of them and the embeddings."""
 
 
+class Inputs(Protocol):
+    """What a model reads of a contribution: made up, the same for every variant, and small enough for a line of a corpus."""
+
+    unit: str
+    """What a rate counts."""
+
+    def made(self, config: "Config", generator: torch.Generator) -> torch.Tensor:
+        """Those of a logical step, (contributions, ...)."""
+
+    def count(self, config: "Config") -> int:
+        """Units of one contribution."""
+
+    def recorded(self, row: torch.Tensor, place: int) -> Any:
+        """What a line of the corpus holds of one contribution, which is the ``place``-th."""
+
+    def read(self, record: Any) -> torch.Tensor:
+        """The row of a line."""
+
+    def logits(self, model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+        """Class logits (B, classes), or next-token logits (B, T, V)."""
+
+
+class Tokens:
+    """Token ids, (contributions, length)."""
+
+    unit = "tokens"
+
+    def made(self, config: "Config", generator: torch.Generator) -> torch.Tensor:
+        return torch.randint(0, config.vocabulary, (config.contributions, config.length), generator=generator)
+
+    def count(self, config: "Config") -> int:
+        return config.length
+
+    def recorded(self, row: torch.Tensor, place: int) -> list[int]:
+        return row.tolist()
+
+    def read(self, record: Any) -> torch.Tensor:
+        return torch.tensor(record)
+
+    def logits(self, model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+        """With explicit position ids, which Opacus needs."""
+        positions = torch.arange(rows.shape[1], device=rows.device).expand(rows.shape[0], -1).contiguous()
+        return model(input_ids=rows, position_ids=positions).logits
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Pictures of three channels, (contributions, 3, side, side); a line of the corpus names one of a few that are kept."""
+
+    side: int
+    distinct: int = 64
+    unit = "pictures"
+
+    def made(self, config: "Config", generator: torch.Generator) -> torch.Tensor:
+        return _pictures(self)[torch.arange(config.contributions) % self.distinct]
+
+    def count(self, config: "Config") -> int:
+        return 1
+
+    def recorded(self, row: torch.Tensor, place: int) -> int:
+        return place
+
+    def read(self, record: Any) -> torch.Tensor:
+        return _pictures(self)[record % self.distinct]
+
+    def logits(self, model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+        return model(pixel_values=rows).logits
+
+
+@lru_cache(maxsize=4)
+def _pictures(kind: Pictures) -> torch.Tensor:
+    return torch.randn(kind.distinct, 3, kind.side, kind.side, generator=torch.Generator().manual_seed(0))
+
+
+TOKENS = Tokens()
+
+
 @dataclass(frozen=True)
 class Config:
-    """One benchmark configuration; every variant starts from ``model()`` and sees the same tokens.
+    """One benchmark configuration; every variant starts from ``model()`` and sees the same inputs.
 
     Args:
         make: builds the model, with the dropout that it is given.
@@ -34,7 +112,9 @@ class Config:
     absent: dict[str, str] = field(default_factory=dict)
     """Variants that cannot run it, and why."""
     layers: int = 6
+    inputs: Inputs = TOKENS
     length: int = 128
+    """Tokens of a contribution, where inputs are tokens."""
     microbatch: int = 16
     device: str = "cpu"
     half: bool = False
@@ -48,12 +128,13 @@ class Config:
 
     @property
     def title(self) -> str:
-        """Name of the configuration, with its dropout if it has any."""
-        return f"{self.name} dropout={self.dropout:g}" if self.dropout else self.name
+        """Name of the configuration, with its dropout if it has any, and with its precision where that is half."""
+        return self.name + f" dropout={self.dropout:g}" * bool(self.dropout) + " bfloat16" * self.half
 
     def model(self) -> nn.Module:
-        """A new model."""
-        return self.make(self.dropout)
+        """A new model, made on its device: the weights of a large one take long to draw on a processor."""
+        with torch.device(self.device):
+            return self.make(self.dropout)
 
     @property
     def contributions(self) -> int:
@@ -64,26 +145,25 @@ class Config:
     def banded(self) -> bool:
         return any(tier.share < 1.0 for tier in self.tiers)
 
-    def tokens(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token ids (contributions, length) and labels, the same for every variant."""
+    def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs (contributions, ...) and labels, the same for every variant."""
         generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(0, self.vocabulary, (self.contributions, self.length), generator=generator)
+        inputs = self.inputs.made(self, generator)
         labels = torch.randint(0, 2, (self.contributions,), generator=generator)
-        return ids.to(self.device), labels.to(self.device)
+        return inputs.to(self.device), labels.to(self.device)
 
-    def logits(self, model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-        """Class logits (B, 2), or next-token logits (B, T-1, V); position ids are explicit, which Opacus needs."""
-        positions = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape[0], -1).contiguous()
+    def logits(self, model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+        """Class logits (B, classes), or next-token logits (B, T-1, V)."""
         with torch.autocast(self.device, torch.bfloat16, enabled=self.half):
-            out = model(input_ids=ids, position_ids=positions).logits
+            out = self.inputs.logits(model, rows)
         return (out if self.classify else out[:, :-1]).float()
 
-    def targets(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return labels if self.classify else ids[:, 1:]
+    def targets(self, rows: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return labels if self.classify else rows[:, 1:]
 
-    def losses(self, model: nn.Module, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def losses(self, model: nn.Module, rows: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """One loss per contribution."""
-        logits, targets = self.logits(model, ids), self.targets(ids, labels)
+        logits, targets = self.logits(model, rows), self.targets(rows, labels)
         if self.classify:
             return nn.functional.cross_entropy(logits, targets, reduction="none")
         return nn.functional.cross_entropy(logits.mT, targets, reduction="none").mean(1)
@@ -112,6 +192,18 @@ def gpt2(dropout: float, tied: bool, layers: int = 6, width: int = 384, vocabula
     )  # fmt: skip
 
 
+def vit(dropout: float, layers: int = 12, width: int = 768, heads: int = 12, side: int = 224, patch: int = 16) -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    return ViTForImageClassification(
+        ViTConfig(
+            hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4 * width,
+            image_size=side, patch_size=patch, num_labels=1000, hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
+        )
+    )  # fmt: skip
+
+
 def lora(model: nn.Module, dropout: float, transposed: bool) -> nn.Module:
     """LoRA of rank 16 on every linear layer but the head; nothing else trains."""
     from peft import LoraConfig, get_peft_model
@@ -120,12 +212,22 @@ def lora(model: nn.Module, dropout: float, transposed: bool) -> nn.Module:
     return get_peft_model(model, config)
 
 
-TIED = {"opacus_ghost": "Opacus' ghost clipping refuses tied parameters"}
-MASKS = {name: "Opacus has no masks per contribution" for name in ("opacus_hooks", "opacus_ghost")}
+def opened(model: nn.Module) -> nn.Module:
+    """LoRA starts with one factor of zero, where half of the gradients are zero; here it does not."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    return model
 
-SKIPPED = {
-    name: "not part of the scaling runs" for name in ("opacus_hooks", "opacus_ghost", "ours_certified", "ours_compiled")
-}
+
+TIED = {"opacus_ghost": "Opacus' ghost clipping refuses tied parameters"}
+PEERS = ("opacus_hooks", "opacus_ghost", "fastdp")
+"""Other libraries: they take a fifth of the time of all, and change least."""
+
+MASKS = dict.fromkeys(PEERS, "it has no masks per contribution")
+
+SKIPPED = dict.fromkeys((*PEERS, "ours_certified", "ours_compiled"), "not part of the scaling runs")
 UNCOMPILED = SKIPPED | {
     f"{name}_compiled{also}": "the scaling runs compare what is not compiled"
     for name in ("non_private", "non_private_bands")
@@ -198,8 +300,3 @@ def few(config: Config) -> Config:
     """The same configuration with two microbatches per class and step at most: for memory, whose peak they reach."""
     most = 2 * config.microbatch
     return replace(config, tiers=tuple(replace(tier, contributions=min(tier.contributions, most)) for tier in config.tiers))
-
-
-def on(config: Config, device: str, half: bool) -> Config:
-    """The same configuration on another device."""
-    return replace(config, device=device, half=half)

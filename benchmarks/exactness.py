@@ -5,7 +5,8 @@ nothing of the router is in it but the bounds.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -46,24 +47,74 @@ def distance(config: Config, dtype: torch.dtype, contributions: int = 6) -> floa
     torch.manual_seed(0)
     config = dataclasses.replace(config, half=False)
     model = config.model().to(config.device, dtype).train()
-    ids, labels = (part[:contributions] for part in config.tokens())
+    inputs, labels = _inputs(config, dtype, contributions)
+    schedule, bounds = _bounded(model, contributions)
+    margins = Router(model, schedule).sums.margins(bounds)  # the relative shrink of every bound, as documented
+    naive = looped(lambda part: config.losses(model, inputs[part], labels[part]), schedule, bounds, margins)
+    with _routed(model, schedule) as router:
+        found = _sums(router, bounds, lambda: config.losses(model, inputs, labels))
+    norm = sum(float(total.square().sum()) for total in naive) ** 0.5
+    return sum(float((a - b).square().sum()) for a, b in zip(found, naive, strict=True)) ** 0.5 / norm
+
+
+def reach(config: Config, contributions: int = 6) -> float:
+    """Largest part of its bounds by which a contribution moves the sums under bfloat16 autocast; more than 1 breaks them.
+
+    Losses are a thousand times as large, so that every contribution is clipped. A sum is compared with that in which the loss
+    of one contribution is zero.
+    """
+    torch.manual_seed(0)
+    config = dataclasses.replace(config, half=True)
+    model = config.model().train()
+    inputs, labels = _inputs(config, torch.float32, contributions)
+    schedule, bounds = _bounded(model, contributions)
+    stds = [block.std for block in schedule.blocks for _ in block.tensors]
+    moved = []
+    with _routed(model, schedule) as router:
+        weights = torch.full((contributions,), 1e3, device=config.device)
+        whole = _sums(router, bounds, lambda: config.losses(model, inputs, labels) * weights)
+        for i, (clip, sigma) in enumerate(zip(bounds.clip_N.tolist(), bounds.sigma_N.tolist(), strict=True)):
+            without = weights.clone()
+            without[i] = 0.0
+            others = _sums(router, bounds, lambda: config.losses(model, inputs, labels) * without)  # noqa: B023
+            squares = [float((a - b).square().sum()) for a, b in zip(whole, others, strict=True)]
+            whitened = sum(square / std**2 for square, std in zip(squares, stds, strict=True)) ** 0.5
+            moved.append(max(sum(squares) ** 0.5 / clip, whitened * sigma))
+    return max(moved)
+
+
+def _inputs(config: Config, dtype: torch.dtype, contributions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs, labels = (part[:contributions] for part in config.batch())
+    return inputs.to(dtype) if inputs.is_floating_point() else inputs, labels
+
+
+def _bounded(model: nn.Module, contributions: int) -> tuple[Schedule, Bounds]:
+    """Two classes, and clip norms in turn."""
     schedule = schedule_of(model)
     signed = [SignedBounds(round(clip * MICRO), MICRO // 2) for clip in CLIPS]
     rows = [(signed[i % 3], schedule.profiles["top" if i % 2 else "all"]) for i in range(contributions)]
-    bounds = bounds_of(rows, len(schedule.blocks))
-    margins = Router(model, schedule).sums.margins(bounds)  # the relative shrink of every bound, as documented
-    naive = looped(lambda part: config.losses(model, ids[part], labels[part]), schedule, bounds, margins)
+    return schedule, bounds_of(rows, len(schedule.blocks))
+
+
+@contextmanager
+def _routed(model: nn.Module, schedule: Schedule) -> Iterator[Router]:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     router = Router(model, schedule)
     router.attach()
+    try:
+        yield router
+    finally:
+        router.detach()
+
+
+def _sums(router: Router, bounds: Bounds, losses: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+    """Clipped sums of one microbatch by tensor, on the CPU."""
+    contributions = len(bounds.signed)
     router.arm(contributions, 1, bounds.permitted_NG)
-    router.backward(config.losses(model, ids, labels), torch.ones(contributions, dtype=torch.float64))
+    router.backward(losses(), torch.ones(contributions, dtype=torch.float64))
     router.fold(bounds)
-    found = [total.cpu() for total in router.sums.take()]
-    router.detach()
-    norm = sum(float(total.square().sum()) for total in naive) ** 0.5
-    return sum(float((a - b).square().sum()) for a, b in zip(found, naive, strict=True)) ** 0.5 / norm
+    return [total.cpu() for total in router.sums.take()]
 
 
 def looped(

@@ -71,10 +71,10 @@ def without(config: Config, sharded: bool, onednn: bool, stack: ExitStack) -> Ca
     optimizer = make_optimizer(model)
     several = dist.is_initialized()
     rank, size = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
-    ids, labels = (value[rank::size] for value in config.tokens())
+    inputs, labels = (value[rank::size] for value in config.batch())
 
     def step() -> None:
-        starts = range(0, len(ids), config.microbatch)
+        starts = range(0, len(inputs), config.microbatch)
         for start in starts:
             last = start == starts[-1]
             if sharded and several:
@@ -82,7 +82,7 @@ def without(config: Config, sharded: bool, onednn: bool, stack: ExitStack) -> Ca
             quiet = net.no_sync() if several and not sharded and not last else nullcontext()
             with quiet:
                 end = start + config.microbatch
-                (config.losses(net, ids[start:end], labels[start:end]).sum() / config.contributions).backward()
+                (config.losses(net, inputs[start:end], labels[start:end]).sum() / config.contributions).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -96,7 +96,8 @@ def private(config: Config, root: Path, sharded: bool, stack: ExitStack) -> Call
     optimizer = make_optimizer(model)
 
     def collate(examples: list[dict]) -> dict[str, torch.Tensor]:
-        return {"ids": torch.tensor([e["ids"] for e in examples]), "labels": torch.tensor([e["label"] for e in examples])}
+        inputs = torch.stack([config.inputs.read(e["input"]) for e in examples])
+        return {"inputs": inputs, "labels": torch.tensor([e["label"] for e in examples])}
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -111,7 +112,7 @@ def private(config: Config, root: Path, sharded: bool, stack: ExitStack) -> Call
 
     def step() -> None:
         for rows in next(iterator):
-            run.backward(config.losses(net, rows["ids"], rows["labels"]), rows)
+            run.backward(config.losses(net, rows["inputs"], rows["labels"]), rows)
         optimizer.step()
 
     return step

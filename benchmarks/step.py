@@ -1,4 +1,4 @@
-"""Cost of one logical step: ``python -m benchmarks.step --config bert_full --rounds 4 [--dropout 0.1] [--json]``.
+"""Cost of one logical step: ``python -m benchmarks.step --config bert_full --rounds 4 [--dropout 0.1] [--half] [--json]``.
 
 Time: all variants live in one process and take turns in random order, so that a drifting machine hits all alike. The ratio is
 that of medians, CPU time first because cores are shared, and its base is the fastest step without privacy of the same run
@@ -81,7 +81,7 @@ def run(
             left out is listed as absent, for a slower base makes every ratio look better.
 
     Returns:
-        {config, dropout, rounds, threads, base: {cpu, wall}, target, variants: {name: {cpu_ratio, wall_ratio, rss_ratio,
+        {config, dropout, half, rounds, threads, base: {cpu, wall}, target, variants: {name: {cpu_ratio, wall_ratio, rss_ratio,
         cpu_s, ...}}}. ``base`` names the fastest for each clock. A variant that cannot run, or fails, has null ratios and the
         reason under ``absent``.
 
@@ -112,6 +112,7 @@ def run(
     return {
         "config": config.name,
         "dropout": config.dropout,
+        "half": config.half,
         "rounds": rounds,
         "threads": threads,
         "base": base,
@@ -135,7 +136,9 @@ def _ratio(clock: str, seconds: Sequence[float], of_base: Sequence[float]) -> di
 
 
 def _target(config: Config, table: dict[str, dict[str, Any]]) -> float | None:
-    """CPU ratio that a private step is to reach; where it hangs on the bands' own steps, on the fastest of those."""
+    """CPU ratio that a private step is to reach in float32; where it hangs on the bands' own steps, on the fastest of those."""
+    if config.half:
+        return None
     if config.target_of_bands is None:
         return config.target
     bands = [table[name]["cpu_ratio"] for name in BANDS if table.get(name, {}).get("cpu_ratio")]
@@ -159,6 +162,7 @@ def memory_of(config: Config, names: Sequence[str]) -> dict[str, int]:
 def _memory_of(config: Config, name: str) -> int:
     command = [sys.executable, "-m", "benchmarks.step", "--config", config.name, "--memory-of", name, "--threads", "1"]
     command += ["--dropout", str(config.dropout)]
+    command += ["--half"] if config.half else []
     command += ["--products", "onednn" if matmul.ENABLED else "torch"]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
@@ -170,6 +174,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--no-memory", action="store_true", help="skip the processes that measure memory")
     parser.add_argument("--dropout", type=float, default=0.0, help="probability of dropout in the model; default 0")
+    parser.add_argument("--half", action="store_true", help="forward passes under bfloat16 autocast, of all variants")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=[], help="measure these beside the bases")
     parser.add_argument("--bases", nargs="+", choices=list(BASES), default=[], help="of the steps without privacy, these alone")
     parser.add_argument("--products", choices=("torch", "onednn"), help="kernels of dptrain's products; default: by processor")
@@ -177,7 +182,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--memory-of", choices=list(VARIANTS), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     try:
-        config = replace(by_name(options.config), dropout=options.dropout)
+        config = replace(by_name(options.config), dropout=options.dropout, half=options.half)
     except KeyError:
         parser.error(f"no configuration {options.config!r}; there are {', '.join(CONFIGS)}")
     if options.products:
@@ -192,7 +197,7 @@ def main(argv: list[str] | None = None) -> None:
 def render(found: dict[str, Any]) -> str:
     """One configuration as a text table; its first line says what the ratios are formed with."""
     table, base = found["variants"], found["base"]
-    title = found["config"] + (f" dropout={found['dropout']:g}" if found["dropout"] else "")
+    title = found["config"] + (f" dropout={found['dropout']:g}" if found["dropout"] else "") + " bfloat16" * found["half"]
     target = f"; target {found['target']:.2f} of CPU time" if found["target"] else ""
     lines = [
         f"{title}: ratios to the fastest step without privacy, {base['cpu']} by CPU time, {base['wall']} by wall time{target}",

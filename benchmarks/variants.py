@@ -2,11 +2,13 @@
 
 import json
 import shutil
+import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -18,7 +20,7 @@ from attest.corpus import SigningTemplate, sign_corpus
 from attest.keys import generate, public_bytes, save_public_key
 from attest.policy import Policy, sign_policy
 from attest.registry import RegistryLog
-from benchmarks.bases import BANDS, BASES, Step, absent_bases, below_band, make_optimizer
+from benchmarks.bases import BANDS, BASES, Mark, Step, absent_bases, below_band, make_optimizer, unmarked
 from benchmarks.configs import Config
 from dptrain import Microbatches, NoiseSource, PrivateTraining
 from dptrain.engine.step import Steps
@@ -53,16 +55,17 @@ def prepared(
 
         accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision="bf16" if config.half else "no")
     _world(root, config, _policy(config, exactness, window, tangent))
-    model = config.model().to(config.device).train()
+    model = config.model().train()
     optimizer = make_optimizer(model)
     if tangent:
         optimizer = TangentAdam(model, others=optimizer)
 
     def collate(examples: list[dict]) -> dict[str, torch.Tensor]:
-        return {"ids": torch.tensor([e["ids"] for e in examples]), "labels": torch.tensor([e["label"] for e in examples])}
+        inputs = torch.stack([config.inputs.read(e["input"]) for e in examples])
+        return {"inputs": inputs, "labels": torch.tensor([e["label"] for e in examples])}
 
     def losses(model: nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return config.losses(model, rows["ids"], rows["labels"])
+        return config.losses(model, rows["inputs"], rows["labels"])
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -93,12 +96,13 @@ def ours(
             loss = private.loss(losses, compiled=True) if compiled else losses
             iterator = iter(steps)
 
-            def step() -> None:
+            def step(mark: Mark = unmarked) -> None:
                 with warnings.catch_warnings():
                     if compiled:  # what falls back to the hook form must not pass for the compiled one
                         warnings.simplefilter("error", CompileNotice)
                     for rows in next(iterator):
                         private.backward(loss(model, rows), rows)
+                        mark()
                 optimizer.step()
 
             yield private, step
@@ -151,15 +155,16 @@ def ours_device_noise(config: Config) -> Iterator[Step]:
 def opacus_hooks(config: Config) -> Iterator[Step]:
     """Opacus with materialised per-sample gradients, microbatches by skipped steps."""
     with _opacus(config, "hooks") as (model, optimizer, _):
-        ids, labels = config.tokens()
+        inputs, labels = config.batch()
         size = config.microbatch
 
-        def step() -> None:
+        def step(mark: Mark = unmarked) -> None:
             for i in range(0, config.contributions, size):
                 optimizer.signal_skip_step(do_skip=i + size < config.contributions)
-                config.losses(model, ids[i : i + size], labels[i : i + size]).sum().backward()
+                config.losses(model, inputs[i : i + size], labels[i : i + size]).sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
+                mark()
 
         yield step
 
@@ -168,13 +173,13 @@ def opacus_hooks(config: Config) -> Iterator[Step]:
 def opacus_ghost(config: Config) -> Iterator[Step]:
     """Opacus with ghost clipping (two backward passes)."""
     with _opacus(config, "ghost") as (model, optimizer, criterion):
-        ids, labels = config.tokens()
+        inputs, labels = config.batch()
         size = config.microbatch
 
-        def step() -> None:
+        def step(mark: Mark = unmarked) -> None:
             for i in range(0, config.contributions, size):
                 optimizer.signal_skip_step(do_skip=i + size < config.contributions)
-                part, target = ids[i : i + size], labels[i : i + size]
+                part, target = inputs[i : i + size], labels[i : i + size]
                 logits, targets = config.logits(model, part), config.targets(part, target)
                 if config.classify:
                     loss = criterion(logits, targets)
@@ -184,8 +189,36 @@ def opacus_ghost(config: Config) -> Iterator[Step]:
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
+                mark()
 
         yield step
+
+
+@contextmanager
+def fastdp(config: Config) -> Iterator[Step]:
+    """fastDP with its mixed book-keeping: one backward pass, and the optimizer's step alone makes gradients private."""
+    from fastDP import PrivacyEngine
+
+    model = config.model().train()
+    for parameter in below_band(model, config, max(tier.share for tier in config.tiers)):
+        parameter.requires_grad_(False)
+    optimizer = make_optimizer(model)
+    inputs, labels = config.batch()
+    count, size = config.contributions, config.microbatch
+    with redirect_stdout(sys.stderr):  # it prints what it found
+        PrivacyEngine(
+            model, batch_size=count, sample_size=count, epochs=1, noise_multiplier=SIGMA, max_grad_norm=CLIP,
+            clipping_mode="MixOpt", clipping_fn="Abadi", loss_reduction="sum",
+        ).attach(optimizer)  # fmt: skip
+
+    def step(mark: Mark = unmarked) -> None:
+        with redirect_stdout(sys.stderr):
+            for i in range(0, count, size):
+                config.losses(model, inputs[i : i + size], labels[i : i + size]).sum().backward()
+                mark()
+            optimizer.step()
+
+    yield step
 
 
 VARIANTS: dict[str, Callable] = {
@@ -199,10 +232,11 @@ VARIANTS: dict[str, Callable] = {
     "ours_device_noise": ours_device_noise,
     "opacus_hooks": opacus_hooks,
     "opacus_ghost": opacus_ghost,
+    "fastdp": fastdp,
 }
 
-PEERS = ("opacus_hooks", "opacus_ghost")
-"""Other libraries: they take a fifth of the time of all, and change least."""
+PACKAGES = {"opacus_hooks": "opacus", "opacus_ghost": "opacus", "fastdp": "fastDP"}
+"""What a peer is imported from."""
 
 TANGENT = ("ours_tangent", "ours_tangent_compiled")
 
@@ -220,10 +254,11 @@ def names_for(config: Config) -> list[str]:
 def absent_from(config: Config) -> dict[str, str]:
     """Variants that cannot run a configuration, each with its reason."""
     unbanded = {} if config.banded else dict.fromkeys(BANDS, "every contribution trains the whole model")
+    gone = {name: f"{package} is not installed" for name, package in PACKAGES.items() if find_spec(package) is None}
     on_host = {"ours_device_noise": "the gradients lie on the processor"} if config.device == "cpu" else {}
     pairs = {} if "lora" in config.name else dict.fromkeys(TANGENT, "the model has no LoRA pairs")
     compiled = {TANGENT[1]: config.absent["ours_compiled"]} if "ours_compiled" in config.absent else {}
-    return absent_bases(config) | config.absent | unbanded | on_host | compiled | pairs
+    return absent_bases(config) | gone | config.absent | unbanded | on_host | compiled | pairs
 
 
 @contextmanager
@@ -236,7 +271,7 @@ def _opacus(config: Config, mode: str) -> Iterator[tuple]:
         for parameter in below_band(model, config, max(tier.share for tier in config.tiers)):
             parameter.requires_grad_(False)
         optimizer = make_optimizer(model)
-        loader = DataLoader(TensorDataset(*config.tokens()), batch_size=config.contributions)
+        loader = DataLoader(TensorDataset(*config.batch()), batch_size=config.contributions)
         made = PrivacyEngine(accountant="rdp").make_private(
             module=model, optimizer=optimizer, data_loader=loader, criterion=nn.CrossEntropyLoss(reduction="mean"),
             noise_multiplier=SIGMA, max_grad_norm=CLIP, poisson_sampling=False, grad_sample_mode=mode, loss_reduction="mean",
@@ -254,15 +289,17 @@ def _world(root: Path, config: Config, text: str) -> None:
         not_after=now + 86400, now=now,
     )  # fmt: skip
     (root / "corpus").mkdir()
-    ids, labels = config.tokens()
+    inputs, labels = config.batch()
     start = 0
     for tier, rule in zip(config.tiers, policy.classes, strict=True):
         template = SigningTemplate(
             contributor="bench", data_class="benchmark", admissibility_class=tier.name, corpus="benchmark", not_before=now - 60,
             not_after=now + 80000, clip_norm_micro=rule.clip_norm_micro, noise_multiplier_micro=rule.noise_multiplier_micro,
         )  # fmt: skip
-        part = slice(start, start + tier.contributions)
-        rows = ({"ids": row.tolist(), "label": int(label)} for row, label in zip(ids[part], labels[part], strict=True))
+        rows = (
+            {"input": config.inputs.recorded(inputs[place], place), "label": int(labels[place])}
+            for place in range(start, start + tier.contributions)
+        )
         data = root / "corpus" / f"{tier.name}.jsonl"
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
         sign_corpus(data, None, contributor, template)

@@ -21,14 +21,13 @@ from attest.corpus import Extent, Shard, ShardNumber  # noqa: E402
 from attest.errors import CorpusRefused  # noqa: E402
 from attest.policy import Policy  # noqa: E402
 from benchmarks import __main__ as bench  # noqa: E402
-from benchmarks import against, bases, corpora, gpu, noise, overheads, plan, quickstart, serve, start  # noqa: E402
+from benchmarks import against, bases, corpora, noise, overheads, plan, quickstart, serve, start  # noqa: E402
 from benchmarks import made as corpora_made  # noqa: E402
 from benchmarks import step as steps  # noqa: E402
 from benchmarks.bases import BANDS, BASES, KINDS, onednn_products, without_privacy  # noqa: E402
-from benchmarks.configs import CONFIGS, SCALING, Config, Tier, bert, by_name, few, gpt2, lora, replace  # noqa: E402
+from benchmarks.configs import CONFIGS, SCALING, Config, Tier, bert, by_name, few, gpt2, lora, opened, replace  # noqa: E402
 from benchmarks.step import headline, render, run  # noqa: E402
 from benchmarks.variants import VARIANTS, WARM_UP, _policy, absent_from, names_for  # noqa: E402
-from dptrain.clipping import fast as sums  # noqa: E402
 from dptrain.gradients import matmul  # noqa: E402
 from dptrain.planning import measure  # noqa: E402
 from ledger.storage.place import Place  # noqa: E402
@@ -93,6 +92,25 @@ def test_every_variant_that_needs_no_compiler_runs_and_has_ratios() -> None:
     assert "ours_certified" in render(found) and "absent" in table["non_private_bands"]
 
 
+def test_a_step_in_half_precision_is_compared_with_one_without_privacy_in_half_precision(monkeypatch, capsys) -> None:
+    """Every forward pass runs under autocast, and the table says so."""
+    seen: dict[str, set[bool]] = {}
+
+    def losses(self: Config, model: torch.nn.Module, rows: torch.Tensor, labels: torch.Tensor, exact=Config.losses):
+        seen.setdefault("half", set()).add(self.half)
+        return exact(self, model, rows, labels)
+
+    monkeypatch.setattr(Config, "losses", losses)
+    monkeypatch.setattr(steps, "by_name", lambda name: TINY)
+    command = ["--config", "tiny", "--rounds", "1", "--threads", "1", "--no-memory", "--half", "--json"]
+    steps.main([*command, "--variants", "ours_fast", "opacus_hooks", "--bases", "non_private"])
+    found = json.loads(capsys.readouterr().out)
+    assert seen == {"half": {True}} and found["half"] is True
+    assert found["variants"]["ours_fast"]["cpu_ratio"] > 0 and found["base"]["cpu"] == "non_private"
+    assert "under autocast" in found["variants"]["non_private_onednn"]["absent"]
+    assert render(found).startswith("tiny bfloat16: ratios") and not run(TINY, 1, 1, False, ["ours_fast"], UNCOMPILED)["half"]
+
+
 @pytest.mark.slow
 def test_the_compiled_variant_runs_and_has_ratios() -> None:
     found = run(TINY, 1, 1, memory=False, only=["ours_compiled"], bases=["non_private"])
@@ -132,15 +150,6 @@ class Both(torch.nn.Module):
         return SimpleNamespace(logits=self.narrow(self.drop(hidden).mean(1)))
 
 
-def with_open_lora(model: torch.nn.Module) -> torch.nn.Module:
-    """LoRA starts with one factor of zero, where half of the gradients are zero; here it does not."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(std=0.1)
-    return model
-
-
 SMALL = replace(TINY, make=Both)
 THIRDS = replace(TINY, tiers=(Tier("full", 2), Tier("half", 2, 0.5), Tier("none", 2, 0.0)))
 SENTENCES = replace(TINY, classify=False)
@@ -148,8 +157,8 @@ FAMILIES = {
     "bert": TINY,
     "gpt2 tied": replace(SENTENCES, make=lambda p: gpt2(p, True, 2, 32, 500, 2)),
     "gpt2 untied": replace(SENTENCES, make=lambda p: gpt2(p, False, 2, 32, 500, 2)),
-    "bert lora": replace(TINY, make=lambda p: with_open_lora(lora(bert(p, 2, 32, 500), p, False))),
-    "gpt2 lora": replace(SENTENCES, make=lambda p: with_open_lora(lora(gpt2(p, True, 2, 32, 500, 2), p, True))),
+    "bert lora": replace(TINY, make=lambda p: opened(lora(bert(p, 2, 32, 500), p, False))),
+    "gpt2 lora": replace(SENTENCES, make=lambda p: opened(lora(gpt2(p, True, 2, 32, 500, 2), p, True))),
 }
 
 
@@ -395,49 +404,6 @@ def test_every_generator_of_noise_is_measured_on_each_number_of_threads() -> Non
 def test_memory_is_measured_on_two_microbatches_of_every_class_at_most() -> None:
     assert [tier.contributions for tier in few(CONFIGS["bert_full"]).tiers] == [32]
     assert few(CONFIGS["mixed3"]) == CONFIGS["mixed3"]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="would run the whole suite")
-@pytest.mark.slow
-def test_the_gpu_suite_says_that_there_is_no_cuda_and_succeeds() -> None:
-    ran = subprocess.run([sys.executable, "-m", "benchmarks.gpu"], check=True, capture_output=True, text=True)
-    assert "no CUDA device" in ran.stdout
-
-
-@pytest.mark.slow
-def test_the_code_of_the_gpu_suite_runs_at_tiny_sizes() -> None:
-    for config in gpu.configs(smoke=True):
-        found = gpu.measure(config, 1, ("ours_fast", "ours_device_noise"), bases=UNCOMPILED)
-        assert found["ours_fast"]["tokens_per_s"] > 0 and found["ours_device_noise"]["tokens_per_s"] > 0
-        assert found["ours_fast"]["base"] == "non_private" and "autocast" in found["non_private_onednn"]["absent"]
-
-
-@pytest.mark.slow
-def test_the_compiled_base_of_the_gpu_suite_runs_at_tiny_sizes() -> None:
-    found = gpu.measure(gpu.configs(smoke=True)[0], 1, ("ours_fast",))
-    assert found["non_private_compiled"]["ratio"] >= 1.0 and found["ours_fast"]["base"] in BASES
-
-
-def test_the_gpu_suite_finds_the_routers_sums_equal_to_a_loop_and_stops_if_they_are_not(monkeypatch) -> None:
-    found = gpu.exact("cpu")
-    assert len(found) == 4 and all(value < 1e-4 for value in found.values())
-    exact = sums.FastSums.coefficients
-    monkeypatch.setattr(sums.FastSums, "coefficients", lambda self, norms, bounds: exact(self, norms * 1.01, bounds))
-    with pytest.raises(RuntimeError, match="from those of a loop"):
-        gpu.exact("cpu")
-
-
-def test_the_gpu_suite_stops_if_noise_of_the_device_is_another_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    normals, calls = gpu.exactness.DeviceGaussian.normals, []
-
-    def drifting(self, *address):
-        calls.append(1)
-        return normals(self, *address) * (1 + 1e-9 * len(calls))
-
-    monkeypatch.setattr(gpu.exactness.DeviceGaussian, "normals", drifting)
-    monkeypatch.setattr(gpu, "configs", lambda smoke: [])
-    with pytest.raises(RuntimeError, match="draws other numbers there"):
-        gpu.exact("cpu")
 
 
 TOLERANCE = 1.4

@@ -22,7 +22,7 @@ from dptrain.sandbox.interception import Sandbox
 from dptrain.sandbox.isolation import Isolation, Reach, reach, refuse_unusable, weakness
 from ledger.accountants.correlated import strategy_of
 from ledger.accountants.correlated.costs import Correlated
-from ledger.accountants.table import DEVICE, TABLE
+from ledger.accountants.table import HOST, TABLE
 from ledger.errors import AccountantError
 from ledger.leaves import HELD
 
@@ -85,15 +85,18 @@ def required_accelerator(accelerator: Any | None, model: nn.Module, optimizer: t
 
 
 def refuse_generator(generator: str, policy: Policy, accelerator: Any | None) -> None:
-    """Raises ConfigError for a generator of noise that the device or the family of noise does not carry."""
-    if generator == "host":
+    """Refuses a generator of noise that the family of noise, or the device, does not carry.
+
+    Guarantee: a family that a policy signs is drawn where the run says, or the run is refused by the name of the family before
+    anything is admitted, drawn or charged; noise is never drawn elsewhere in silence.
+
+    Raises:
+        ConfigError: code NOISE_GENERATOR, noise of this family is drawn on the processor alone; NOISE_DEVICE, the device
+            computes otherwise than the noise needs.
+    """
+    if generator == HOST:
         return
-    if DEVICE not in TABLE[policy.mechanism.name].generators:
-        raise ConfigError(
-            "NOISE_GENERATOR",
-            f"noise_generator = 'device' draws Gaussian noise, and the policy asks for {policy.mechanism.name!r}; "
-            "leave it at 'host'",
-        )
+    device.require_family(policy.mechanism.name)
     device.require(accelerator.device if accelerator is not None else torch.device("cpu"))
 
 

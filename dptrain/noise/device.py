@@ -11,7 +11,7 @@ from dptrain.noise.keystream import WORDS, ChaChaStream, Keyed
 from dptrain.noise.lattice import SUM_LIMIT, Claims, LatticeGaussian, require_releasable
 from dptrain.noise.mechanism import Independent, Source, register_mechanism
 from dptrain.noise.normals import TAIL, TAIL_LANE
-from ledger.accountants.table import DEVICE, LATTICE_BITS
+from ledger.accountants.table import DEVICE, LATTICE_BITS, TABLE
 
 UNITS = 4.0
 """Units in the last place by which log, log1p, sqrt, sin and cos may differ from the processor's."""
@@ -19,6 +19,23 @@ UNITS = 4.0
 _BLOCKS = 1024
 _STEP, _LANE = 0xFEDCBA98, 0x89ABCDEF  # with the sign bit, in both
 _passed: set[torch.device] = set()
+
+
+def require_family(family: str) -> None:
+    """Refuses noise of a family on the device of the sums, where nothing draws it there.
+
+    Raises:
+        ConfigError: code NOISE_GENERATOR, noise of this family is drawn on the processor alone.
+    """
+    if DEVICE in TABLE[family].generators:
+        return
+    there = ", ".join(name for name, cost in TABLE.items() if DEVICE in cost.generators)
+    raise ConfigError(
+        "NOISE_GENERATOR",
+        f"noise_generator = 'device' asks for noise on the device, and noise of family {family!r} is drawn on the processor "
+        f"alone (on a device: {there}); leave noise_generator at 'host', which releases on any device, or sign a policy with a "
+        "family that is drawn there",
+    )
 
 
 def require(device: torch.device) -> None:

@@ -133,6 +133,7 @@ def measure(policy: Policy, config: RunConfig, counts: Mapping[str, int] | None,
         torch.set_num_threads(config.run.threads)
     expected, assumed = _expected(policy, counts)
     accelerator = Accelerator(cpu=config.run.device == "cpu", mixed_precision=config.run.mixed_precision)
+    refusals.refuse_generator(config.run.noise_generator, policy, accelerator)
     if accelerator.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(accelerator.device)
     with warnings.catch_warnings():

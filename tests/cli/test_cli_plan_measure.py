@@ -114,3 +114,12 @@ def test_a_plan_without_it_imports_neither_torch_nor_the_model_libraries(shell, 
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     done = subprocess.run([sys.executable, "-c", script], env=environment, cwd=shell.directory, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_noise_that_the_device_does_not_draw_is_refused_as_open_refuses_it(shell, run, policy):
+    """A family by its name, and before the model is made."""
+    laplace = 'exactness = "certified"\naccountant = "pld"\nnoise = { family = "laplace" }\n[[class]]'
+    shell.write("policy.toml", policy.read_text().replace("[[class]]", laplace, 1))
+    run.write_text(RUN + 'noise_generator = "device"\n')
+    error = shell.json("plan", "policy.toml", "--measure", "run.toml", "--contributions", "sensitive=50", code=1)["error"]
+    assert error["code"] == "NOISE_GENERATOR" and "family 'laplace'" in error["sentence"]

@@ -19,6 +19,13 @@ _TIMES = {
     "measured.peak_bytes": "<bytes>",
 }
 
+_DRAWN = {
+    "noise.threads": "<count>",
+    "noise.draws.coordinates": "<count>",
+    "noise.draws.nanoseconds": "<nanoseconds>",
+    "noise.draws.seconds_per_million": "<seconds>",
+}
+
 
 def _other_run_files(directory: Path) -> None:
     text = (directory / "run.toml").read_text()
@@ -32,6 +39,8 @@ TRAINING = Scenario(
     [
         Case("a run is timed", "plan policy.toml --measure run.toml --contributions sensitive=20", measured=_TIMES),
         Case("timing what is no run file", "plan policy.toml --measure typo.toml", code=1, before=_other_run_files),
+        Case("where noise is drawn", "policy check policy.toml --device cpu", measured=_DRAWN),
+        Case("no such device", "policy check policy.toml --device meta", code=1),
         Case("a run", "train run.toml", measured={"accuracy": "<fraction>"}),
         Case("its export exists", "train run.toml", code=1),
         Case("its ledger exists", "train again.toml", code=1),
