@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensor
 
 from dptrain.noise.threads import Threads
 
@@ -92,11 +93,16 @@ def grams(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> Grams | None:
 
 def outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor | None:
     """Returns sum_t b_it a_it^T of every contribution, (N, P, D); None as :func:`grams`, or where neither side is narrow."""
-    (n, t, d), p = a_NTD.shape, b_NTP.shape[2]
-    if min(d, p) > NARROW or not _serve(a_NTD, b_NTP):
+    if min(a_NTD.shape[2], b_NTP.shape[2]) > NARROW or not _serve(a_NTD, b_NTP):
         return None
+    found: torch.Tensor = torch.ops.dptrain.outer(a_NTD, b_NTP)
+    return found
+
+
+def _outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:
+    out = _outer_shape(a_NTD, b_NTP)
+    (n, t, d), p = a_NTD.shape, b_NTP.shape[2]
     a, b = _lined(a_NTD), _lined(b_NTP)
-    out = torch.empty(n, p, d)
     run = library().dptrain_outer
 
     def some(first: int, many: int) -> None:
@@ -107,8 +113,18 @@ def outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor | None:
     return out
 
 
+def _outer_shape(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:
+    return a_NTD.new_empty(a_NTD.shape[0], b_NTP.shape[2], a_NTD.shape[2])
+
+
+_OPERATORS = torch.library.Library("dptrain", "FRAGMENT")
+_OPERATORS.define("outer(Tensor a_NTD, Tensor b_NTP) -> Tensor")  # an operator, so that a graph may hold it
+_OPERATORS.impl("outer", _outer, "CPU")
+_OPERATORS.impl("outer", _outer_shape, "Meta")
+
+
 def _serve(*values: torch.Tensor) -> bool:
-    plain = all(type(one) is torch.Tensor and one.dtype == torch.float32 and one.device.type == "cpu" for one in values)
+    plain = all(type(x) in (torch.Tensor, FakeTensor) and x.dtype == torch.float32 and x.device.type == "cpu" for x in values)
     return plain and ENABLED and library() is not None
 
 
@@ -158,24 +174,24 @@ def _kept(compiler: str) -> Any:
     told = subprocess.run([compiler, "--version"], capture_output=True, timeout=_SECONDS, check=True).stdout
     parts = (_SOURCE.read_bytes(), told, " ".join(_FLAGS).encode(), _processor())
     name = hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).hexdigest()
-    folder = _folder()
-    if folder is None:
+    place = folder()
+    if place is None:
         with tempfile.TemporaryDirectory(prefix="dptrain-") as own:  # private to this process; once loaded, no file is needed
             return _loaded(_built(compiler, Path(own) / "kernels.so"))
-    path = folder / f"kernels-{name}.so"
+    path = place / f"kernels-{name}.so"
     return _loaded(path if path.exists() else _built(compiler, path))
 
 
-def _folder() -> Path | None:
+def folder() -> Path | None:
     """Returns the directory of what is kept; None where it cannot be made, or is not the user's alone."""
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dptrain"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = folder.lstat()
+        place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dptrain"
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = place.lstat()
     except (OSError, RuntimeError):
         return None
     own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
-    return folder if own and os.access(folder, os.W_OK) else None
+    return place if own and os.access(place, os.W_OK) else None
 
 
 def _built(compiler: str, path: Path) -> Path:

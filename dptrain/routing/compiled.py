@@ -1,7 +1,7 @@
 """The compiled form of a microbatch: what the hook form does, as one graph per kind of microbatch.
 
 A graph is made when a microbatch of its kind first comes, and compared with the hook form before it is used; so it is at every
-doubling of its runs and of the changes of the parameters that it met, and at least every 128th time. The rows of these
+doubling of its runs and of the changes of the parameters that it met, and at least every 256th time. The rows of these
 comparisons are nobody's (those of the probes), so that no contribution can stop a run or send others to another form. What a
 graph depends on is in its key: sizes, types and devices of all tensors, the active blocks, autocast, and the plain Python
 state of the modules, their configuration and the loss function (train or eval, a temperature). What cannot be made into a
@@ -46,8 +46,8 @@ class CompileNotice(UserWarning):
     """Some microbatches run in the hook form, with the same result."""
 
 
-EVERY = 128
-"""Of as many runs of a graph in a row, one at least is compared with the hook form: some 2 % of the time of a long run."""
+EVERY = 256
+"""Of as many runs of a graph in a row, one at least is compared with the hook form: less than 1 % of the time of a long run."""
 
 
 @dataclass

@@ -7,6 +7,7 @@ needs a value to decide what to do next cannot be recorded and raises.
 """
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,13 +17,17 @@ import torch
 import torch._inductor
 import torch._inductor.config
 from torch import nn
+from torch._guards import TracingContext
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+from torch._subclasses import FakeTensorMode
 from torch.func import functional_call
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dptrain.clipping.fast import Pieces
 from dptrain.data.microbatch import Microbatch
-from dptrain.gradients import matmul
+from dptrain.gradients import kernels, matmul
 from dptrain.routing.repeated import Loss
 from dptrain.routing.router import Router
 from dptrain.routing.router import _Armed as Armed
@@ -145,11 +150,33 @@ def make_graph(router: Router, model: nn.Module, outer: nn.Module, loss: Loss, r
         use_onednn(graph)
     outside = nullcontext() if sandbox is None else sandbox.outside()
     try:
-        with outside, torch.autocast(values[0].device.type, enabled=False):  # the compiler is no part of the user's program
+        # The compiler is no part of the user's program.
+        with outside, torch.autocast(values[0].device.type, enabled=False), _kept():
             run = torch._inductor.compile(graph, [values])
     except Exception as error:
         raise NotTraceable(f"inductor: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}") from error
     return StepGraph(run, tuple(slots), tuple((place, asked.get(place, request)) for place, request in expected.items()))
+
+
+@contextmanager
+def _kept() -> Iterator[None]:
+    """Lets the compiler keep what it makes for later processes, in a directory that is the user's alone.
+
+    It keeps graphs whose shapes it can reason about, static ones among them; without a shape environment it would keep machine
+    code alone, which is half of its work. A directory of the user's choice (``TORCHINDUCTOR_CACHE_DIR``) is taken as it is.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
+    before = os.environ.get(_CACHE, default_cache_dir())  # torch itself writes its default there
+    folder = kernels.folder() if before == default_cache_dir() else None
+    os.environ[_CACHE] = before if folder is None else str(folder / "graphs")
+    try:
+        with torch._guards.tracing(TracingContext(mode)):
+            yield
+    finally:
+        os.environ[_CACHE] = before
+
+
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def _like(asked: Request) -> torch.Tensor:
@@ -261,7 +288,7 @@ def free_views(graph: GraphModule) -> None:
 
 # ------------------------------------------------------------------------------------------------------ products by oneDNN
 
-_LIBRARY = torch.library.Library("dptrain", "DEF")
+_LIBRARY = torch.library.Library("dptrain", "FRAGMENT")
 _LIBRARY.define("rows(Tensor x_MK, Tensor y_NK, Tensor? bias_N) -> Tensor")
 _LIBRARY.define("rows_each(Tensor x_BMK, Tensor y_BNK) -> Tensor")
 
