@@ -1,8 +1,8 @@
 """Starts processes of our own, and frames the messages between them.
 
-A process is a fresh interpreter at the other end of a socket pair: nothing is forked, so threads and accelerators of the caller
-do not matter, and the caller's main module is not run again. It ends when its end of the pair is closed. What travels is between
-processes of one program.
+A process is a fresh interpreter at the other end of a socket pair: nothing is forked, so threads and accelerators of the
+caller do not matter, and the caller's main module is not run again. It ends when our end of the pair is closed. What travels is
+between processes of one program.
 """
 
 import json
@@ -33,7 +33,7 @@ def available_processors() -> int:
 def start(
     module: str, *, quiet: bool = True, environment: Mapping[str, str] | None = None
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Starts an interpreter that runs `serve` of a module, and returns it with our end of the socket that is its standard input.
+    """Starts an interpreter that runs `serve` of a module; returns it, and our end of the socket that is its standard input.
 
     Args:
         module: its name. quiet: whether what it prints is dropped. environment: of the process; default: ours.
@@ -66,9 +66,10 @@ def end(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def send(channel: socket.socket, message: bytes) -> None:
+def send(channel: socket.socket, message: bytes | bytearray) -> None:
     """Sends a message, behind its length."""
-    channel.sendall(len(message).to_bytes(HEAD, "big") + message)
+    channel.sendall(len(message).to_bytes(HEAD, "big"))
+    channel.sendall(message)  # by itself, since it may be large
 
 
 def receive(channel: socket.socket) -> bytearray | None:

@@ -54,19 +54,26 @@ class RunLedger:
 
 @dataclass(frozen=True)
 class Microbatches:
-    """Bounds the size of a microbatch: a matter of memory, not of privacy.
+    """Bounds the size of a microbatch, and says who makes them: a matter of memory and time, not of privacy.
 
     Attributes:
         contributions: the most in one.
         rows: the most examples in one, or None; a contribution with more is spread over several, and clipped once. The
             start-up probes use three examples at least.
+        workers: processes that decode and collate while the step runs, 0 for none: for a decoder that takes long. They are
+            new interpreters, in which torch has one thread, and run `decode` and `collate` as they were when `prepare` was
+            called; what these write elsewhere stays there. Rows are the same for any number. Functions that cannot be brought
+            there run in this process, with a notice.
+        prefetch: microbatches that each worker holds, one at work and the others waiting or done.
 
     Raises:
-        ConfigError: code MICROBATCH, a microbatch without room.
+        ConfigError: code MICROBATCH, a microbatch without room; WORKERS, fewer than 0 workers or 1 microbatch for each.
     """
 
     contributions: int = 16
     rows: int | None = None
+    workers: int = 0
+    prefetch: int = 2
 
     _repr_html_ = card_of
 
@@ -75,6 +82,10 @@ class Microbatches:
             raise ConfigError("MICROBATCH", f"microbatch is {self.contributions}, expected at least 1 contribution")
         if self.rows is not None and self.rows < 1:
             raise ConfigError("MICROBATCH", f"microbatch_rows is {self.rows}, expected at least 1 example, or None")
+        if self.workers < 0 or self.prefetch < 1:
+            raise ConfigError(
+                "WORKERS", f"workers is {self.workers} and prefetch {self.prefetch}, expected 0 or more, and at least 1"
+            )
 
     @property
     def full(self) -> int:

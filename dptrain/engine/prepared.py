@@ -163,6 +163,8 @@ class PreparedRun(Parts[Planned]):
         try:
             self._bind(opened, optimizer, collate, decode, layers, probe, states, metrics, begun_by, trained)
         except BaseException:
+            if hasattr(self, "feeder"):
+                self.feeder.close()
             self.together.close()
             raise
 
@@ -185,7 +187,8 @@ class PreparedRun(Parts[Planned]):
         self.sandbox = Sandbox(self.model, trained, seed, secret=policy.secret)
         self.together.inside(self.sandbox)
         pool = Pool(opened.corpus, decode, Slots.unresolved(opened.gate.admitted), policy)
-        self.feeder = Feeder(pool, collate, self.device, opened.microbatches.rows, self.sandbox)
+        size = opened.microbatches
+        self.feeder = Feeder(pool, collate, self.device, size.rows, self.sandbox, size.workers, size.prefetch)
         with progress_bar("reading contributions", lambda: len(pool), shown=opened.progress) as read:
             self.feeder.check(read)
         self.probe_rows = self._probe_rows(pool, decode, probe)
@@ -271,6 +274,7 @@ class PreparedRun(Parts[Planned]):
         )
         self._rates: list[float] = []
         self._drawn: list[int] = []
+        self._coming: tuple[int, list[int], list[Planned]] | None = None
         self.attempt: Attempt | None = None
         self.ended: tuple[str, str] | None = None
         self.dry = False
@@ -359,8 +363,7 @@ class PreparedRun(Parts[Planned]):
         drawing = self._going.drawing
         self.step = number
         self.gradients.phase = Phase.DRAWING
-        drawn = drawing.draw(number)
-        planned = drawing.planned(drawn)
+        drawn, planned = self._draw(number)
         self.together.draw(self.router.sums, len(drawn), len(planned))
         self.folding.begin(wide=self.together.wide)
         if self.recorder.ledger.header.occurrences_public:
@@ -370,7 +373,23 @@ class PreparedRun(Parts[Planned]):
         self.recorder.require_noise(number, of_classes)
         self.gradients.use(stds)
         self._drawn = drawn
+        if self.feeder.workers is not None and number < self.policy.steps and not self.recorder.needs_charge(number + 1):
+            self._coming = number + 1, *self._draw(number + 1)
         return planned
+
+    def _draw(self, number: int) -> tuple[list[int], list[Planned]]:
+        """Draws a charged step and plans it, and has workers begin with it.
+
+        The next step may be drawn while this one runs, if its window is charged: who may be drawn, and how often each was, only
+        changes between windows, and draws of a charged window count whether or not they were made.
+        """
+        if self._coming is not None and self._coming[0] == number:
+            (_, drawn, planned), self._coming = self._coming, None
+            return drawn, planned
+        drawn = self._going.drawing.draw(number)
+        planned = self._going.drawing.planned(drawn)
+        self.feeder.expect(planned, number)
+        return drawn, planned
 
     @contextmanager
     def load(self, planned: Planned, number: int) -> Iterator[Microbatch]:
@@ -605,6 +624,7 @@ class PreparedRun(Parts[Planned]):
     def detach(self, ended: tuple[str, str]) -> None:
         """Leaves the sandbox, gives the parameters back to autograd and removes every hook; no more steps are taken."""
         self.ended = ended
+        self.feeder.close()
         self.under_way.leave()
         self.forwards.detach()
         self.gradients.close()

@@ -34,6 +34,7 @@ UNTOUCHED = "dptrain/sandbox/untouched.py"
 OPTIMIZERS = "dptrain/sandbox/isolation.py"
 ISOLATION = "dptrain/sandbox/isolation.py"
 FEEDING = "dptrain/data/loader.py"
+READER = "dptrain/data/reader.py"
 TRAINER = "dptrain/integrations/trainer.py"
 PACKING = "dptrain/data/packing.py"
 ITEMS = "dptrain/data/items.py"
@@ -213,21 +214,21 @@ RANDOMNESS = (
         T_DRAWS + "test_what_cannot_be_addressed_is_refused_by_name_where_draws_are_secret",
     ),
     Mutant(
-        "a part of a contribution begins where the last one ended", FEEDING, "planned.examples, first=first, fill",
+        "a part of a contribution begins where the last one ended", READER, "planned.examples, first=first, fill",
         "planned.examples, first=0, fill",
         T_RANDOMNESS + "test_spread_over_several_microbatches",
     ),
     Mutant(
-        "collate that draws is seeded for every example", FEEDING, "_Apart(collate, 1, seeds, generators)",
+        "collate that draws is seeded for every example", READER, "_Apart(collate, 1, seeds, generators)",
         "_Apart(collate, 1)", T_RANDOMNESS + "test_augmentation_in_collate_belongs_to_the_example",
     ),
     Mutant(
-        "by a seed of that example", FEEDING, "self._generators.seed(self._seeds[start])",
+        "by a seed of that example", READER, "self._generators.seed(self._seeds[start])",
         "self._generators.seed(self._seeds[0])",
         T_RANDOMNESS + "test_augmentation_in_collate_belongs_to_the_example",
     ),
     Mutant(
-        "and of that step", FEEDING, "seed_of(owner_tag(step, name), \"collate\")", "seed_of(owner_tag(0, name), \"collate\")",
+        "and of that step", READER, "seed_of(owner_tag(step, name), \"collate\")", "seed_of(owner_tag(0, name), \"collate\")",
         T_RANDOMNESS + "test_augmentation_in_collate_is_drawn_anew_in_every_step",
     ),
     Mutant(
