@@ -12,7 +12,7 @@ import torch
 from dptrain.data.contributions import Pool
 from dptrain.data.microbatch import Collate, Microbatch, row_names, to_device
 from dptrain.data.packing import Planned
-from dptrain.data.reader import Looks, Reader, looks_of, names_and_types, require_alike, require_length
+from dptrain.data.reader import Looks, Reader, joined, looks_of, names_and_types, require_alike, require_length
 from dptrain.data.workers import Asked, CannotSend, Done, Task, Workers, planned_check
 from dptrain.errors import ConfigError, DptrainError, NotPrivateUse, without_text
 from dptrain.sandbox import Sandbox
@@ -60,7 +60,7 @@ class Feeder:
         self._rows = rows
         self._sandbox = sandbox
         self._looks: dict[int | None, Looks] = {}
-        self._ahead: deque[tuple[int, Planned, Asked | None]] = deque()
+        self._ahead: deque[tuple[int, Planned, tuple[Asked, ...]]] = deque()
         self._told = False
         self.likes: dict[int | None, Microbatch] = {}
         """By public length, a microbatch of which only keys, shapes and types count: what rows look like."""
@@ -85,59 +85,71 @@ class Feeder:
 
     # ------------------------------------------------------------------------------------------------------------ a step
 
+    @property
+    def hungry(self) -> bool:
+        """Tells whether workers could hold more microbatches than are expected of them."""
+        return self._usable() and self.workers is not None and len(self._ahead) < self.workers.most
+
     def expect(self, planned: Sequence[Planned], step: int) -> None:
         """Has workers begin with microbatches of a step that is drawn; `planned` takes them in this order.
 
         Raises:
             FeedingFailed: code WORKER, a worker has ended.
         """
-        while self._ahead and self._ahead[0][0] < step - 1:
-            self._forget()
         if self._usable():
-            self._ahead.extend((step, one, None) for one in planned)
+            self._ahead.extend((step, one, ()) for one in planned)
             self._send()
 
     def planned(self, planned: Planned, step: int) -> Microbatch:
-        """Returns the rows of a microbatch of a step: reads and collates it, or takes it from the worker that did.
+        """Returns the rows of a microbatch of a step: reads and collates it, or takes it from the workers that did.
 
         Raises:
             ContentChanged, ConfigError, CoupledModel: as reading, collating and the check of shapes.
-            FeedingFailed: code WORKER, the worker has ended.
+            FeedingFailed: code WORKER, a worker has ended.
         """
         done = self._taken(planned, step)
-        if done is not None and (rows := self._accepted(done, planned)) is not None:
+        if done and (rows := self._accepted(done, planned)) is not None:
             return rows
         return self._collated(planned, self._examples(planned.slots, step), step)
 
-    def _taken(self, planned: Planned, step: int) -> Done | None:
-        """Returns what a worker made of a microbatch; None where none was asked."""
+    def _taken(self, planned: Planned, step: int) -> list[Done]:
+        """Returns what workers made of a microbatch; nothing where none was asked."""
         if not any(place[:2] == (step, planned) for place in self._ahead):
-            return None
+            return []
         while self._ahead[0][:2] != (step, planned):
             self._forget()
         asked = self._ahead.popleft()[2]
-        if asked is None or self.workers is None:
-            return None
-        done = self.workers.take(asked, self._device)
+        if self.workers is None:
+            return []
+        done = [self.workers.take(one, self._device) for one in asked]
         self._send()
         return done
 
-    def _accepted(self, done: Done, planned: Planned) -> Microbatch | None:
-        """Returns the rows of an answer, where this process would have made the same; else None."""
-        if done.rows is None:
-            self._tell(done)
+    def _accepted(self, done: Sequence[Done], planned: Planned) -> Microbatch | None:
+        """Returns the rows of the answers, where this process would have made the same; else None."""
+        if failed := [one for one in done if one.failed is not None]:
+            self._tell(failed[0])
             return None
-        if not self._note(done):
+        if not all([self._note(one) for one in done]):  # of every one
             return None
+        parts = [one.rows for one in done if one.rows is not None]
         try:
-            found = looks_of(done.rows.inputs)
-            for index, count in zip(planned.slots, done.counts, strict=True):
+            counts = [count for one in done for count in one.counts]
+            for index, count in zip(planned.slots, counts, strict=True):
                 self.pool.count(index, self.pool.entry(index), count)
-            self._require_looks(done.rows.length, found)
+            for part in parts:
+                self._require_looks(part.length, looks_of(part.inputs))
         except Exception:
             return None
-        inputs = {k: to_device(v, self._device) if isinstance(v, torch.Tensor) else v for k, v in done.rows.inputs.items()}
-        return replace(done.rows, inputs=inputs)
+        inputs = {key: joined([part[key] for part in parts]) if len(parts) > 1 else value for key, value in parts[0].items()}
+        return Microbatch(
+            {k: to_device(v, self._device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()},
+            sum(part.contributions for part in parts),
+            planned.examples,
+            torch.cat([part.weight for part in parts]),
+            tuple(name for part in parts for name in part.names),
+            planned.length,
+        )
 
     def _note(self, done: Done) -> bool:
         """Takes note of who drew; tells whether the answer is what this process gives, which may know of a draw by now."""
@@ -149,10 +161,12 @@ class Feeder:
     def _send(self) -> None:
         """Hands workers what is expected next, as much as they take."""
         for place, (step, planned, asked) in enumerate(self._ahead):
-            if asked is None:
+            if not asked:
                 if self.workers is None or not self.workers.room:
                     return
-                self._ahead[place] = step, planned, self.workers.ask(self._task(planned.slots, planned, step))
+                parts = _parts(planned, len(self.workers)) if self.workers.idle else [planned]
+                sent = tuple(self.workers.ask(self._task(one.slots, one, step)) for one in parts)
+                self._ahead[place] = step, planned, sent
 
     def _task(self, slots: Sequence[int], planned: Planned | None, step: int) -> Task:
         entries = tuple(map(self.pool.entry, slots))
@@ -160,9 +174,9 @@ class Feeder:
         return Task(entries, planned, step, self._sandbox.numbers.seed, draws, (TOGETHER, self._rows))
 
     def _forget(self) -> None:
-        asked = self._ahead.popleft()[2]
-        if asked is not None and self.workers is not None:
-            self.workers.drop(asked)
+        for asked in self._ahead.popleft()[2]:
+            if self.workers is not None:
+                self.workers.drop(asked)
 
     def _usable(self) -> bool:
         """Tells whether there are workers, and all have started; those that cannot are done without."""
@@ -325,6 +339,15 @@ class Feeder:
             f"collate fails on a batch whose examples it takes one by one ({raised}; its text may repeat contents and is not "
             "shown); make it a function of the examples alone"
         )
+
+
+def _parts(planned: Planned, count: int) -> list[Planned]:
+    """Splits a microbatch that is waited for among workers; collate is called for one contribution at a time anyway."""
+    if planned.fill or planned.part is not None:
+        return [planned]
+    slots, count = planned.slots, min(count, len(planned.slots))
+    edges = [place * len(slots) // count for place in range(count + 1)]
+    return [replace(planned, slots=slots[start:stop]) for start, stop in itertools.pairwise(edges)]
 
 
 def spread(count: int, wanted: int) -> list[int]:

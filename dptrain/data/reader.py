@@ -171,10 +171,11 @@ class _Apart:
         looks = looks_of(first)
         for other in found[1:]:
             require_alike(looks, looks_of(other))
-        return {key: _joined([each[key] for each in found]) for key in first}
+        return {key: joined([each[key] for each in found]) for key in first}
 
 
-def _joined(values: list[Any]) -> Any:
+def joined(values: list[Any]) -> Any:
+    """Puts what collate returned of some rows under one name behind each other: tensors, or lists; else the first value."""
     if isinstance(values[0], torch.Tensor):
         return torch.cat(values)
     return [item for value in values for item in value] if isinstance(values[0], list) else values[0]

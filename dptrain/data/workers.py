@@ -143,6 +143,19 @@ class Workers:
         """Tells whether a worker can take one more task."""
         return min(worker.held for worker in self._workers) < self._ahead
 
+    @property
+    def idle(self) -> bool:
+        """Tells whether none has anything to do."""
+        return not any(worker.held for worker in self._workers)
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    @property
+    def most(self) -> int:
+        """Returns the tasks that all of them hold at most."""
+        return self._ahead * len(self._workers)
+
     def ask(self, task: Task) -> Asked:
         """Sends a task to the worker that has least to do. One that has ended is noticed where its answer is taken."""
         worker = min(self._workers, key=lambda worker: worker.held)

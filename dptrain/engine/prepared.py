@@ -6,6 +6,7 @@ its own room.
 
 import hashlib
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -274,7 +275,7 @@ class PreparedRun(Parts[Planned]):
         )
         self._rates: list[float] = []
         self._drawn: list[int] = []
-        self._coming: tuple[int, list[int], list[Planned]] | None = None
+        self._coming: deque[tuple[int, list[int], list[Planned]]] = deque()
         self.attempt: Attempt | None = None
         self.ended: tuple[str, str] | None = None
         self.dry = False
@@ -363,7 +364,7 @@ class PreparedRun(Parts[Planned]):
         drawing = self._going.drawing
         self.step = number
         self.gradients.phase = Phase.DRAWING
-        drawn, planned = self._draw(number)
+        drawn, planned = self._coming.popleft()[1:] if self._coming else self._draw(number)
         self.together.draw(self.router.sums, len(drawn), len(planned))
         self.folding.begin(wide=self.together.wide)
         if self.recorder.ledger.header.occurrences_public:
@@ -373,23 +374,27 @@ class PreparedRun(Parts[Planned]):
         self.recorder.require_noise(number, of_classes)
         self.gradients.use(stds)
         self._drawn = drawn
-        if self.feeder.workers is not None and number < self.policy.steps and not self.recorder.needs_charge(number + 1):
-            self._coming = number + 1, *self._draw(number + 1)
+        self._draw_ahead(number)
         return planned
 
     def _draw(self, number: int) -> tuple[list[int], list[Planned]]:
-        """Draws a charged step and plans it, and has workers begin with it.
-
-        The next step may be drawn while this one runs, if its window is charged: who may be drawn, and how often each was, only
-        changes between windows, and draws of a charged window count whether or not they were made.
-        """
-        if self._coming is not None and self._coming[0] == number:
-            (_, drawn, planned), self._coming = self._coming, None
-            return drawn, planned
+        """Draws a charged step and plans it, and has workers begin with it."""
         drawn = self._going.drawing.draw(number)
         planned = self._going.drawing.planned(drawn)
         self.feeder.expect(planned, number)
         return drawn, planned
+
+    def _draw_ahead(self, number: int) -> None:
+        """Draws steps behind one that runs, as far as workers have nothing to do.
+
+        Guarantee: no step is drawn before its window is charged. Within a window nothing changes who may be drawn, or how often
+        each was, and draws of a charged window count whether or not they were made.
+        """
+        while self.feeder.hungry:
+            coming = self._coming[-1][0] + 1 if self._coming else number + 1
+            if coming > self.policy.steps or self.recorder.needs_charge(coming):
+                return
+            self._coming.append((coming, *self._draw(coming)))
 
     @contextmanager
     def load(self, planned: Planned, number: int) -> Iterator[Microbatch]:
@@ -397,6 +402,7 @@ class PreparedRun(Parts[Planned]):
         bounds = self._going.drawing.bounds(planned)
         self.folding.expect(planned, bounds)
         rows = self.feeder.planned(planned, number)
+        self._draw_ahead(number)
         reads = self.schedule.read_sets[planned.reads]
         with self.under_way.enter(rows, number, bounds.permitted_NG, planned.reach, reads):
             yield rows

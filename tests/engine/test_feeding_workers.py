@@ -25,8 +25,9 @@ from dptrain import Microbatches, PrivateTraining  # noqa: E402
 from dptrain.data import loader  # noqa: E402
 from dptrain.data.loader import FeedingNotice  # noqa: E402
 from dptrain.data.microbatch import Microbatch  # noqa: E402
+from dptrain.data.packing import Planned  # noqa: E402
 from dptrain.data.reader import Reader  # noqa: E402
-from dptrain.data.workers import CannotSend, Done, _packed, _unpacked  # noqa: E402
+from dptrain.data.workers import CannotSend, Done, Task, Workers, _packed, _unpacked  # noqa: E402
 from dptrain.engine.draw import Drawing  # noqa: E402
 from dptrain.errors import ConfigError, ContentChanged, FeedingFailed, NotPrivateUse  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
@@ -129,10 +130,10 @@ def here(monkeypatch) -> list[int]:
 
 @pytest.mark.parametrize("draws", [False, True])
 def test_a_run_is_the_same_to_the_bit_with_workers_and_without(world: World, tmp_path: Path, here, draws: bool) -> None:
-    """Rows, weights and the whole export of a run whose keys are fixed."""
+    """Rows, weights and the whole export of a run whose keys are fixed. What the first of three runs imports draws as well."""
     key, found = generate(), []
-    for workers in (0, 2):
-        root = tmp_path / f"with{workers}"
+    for place, workers in enumerate((0, 0, 2)):
+        root = tmp_path / f"world{place}"
         shutil.copytree(world.root, root)
         save_private_key(root / "ledger.key", key)
         own = World(root, root / "policy.cose", root / "corpus", world.owner_key, {}, world.registry, world.now)
@@ -148,13 +149,13 @@ def test_a_run_is_the_same_to_the_bit_with_workers_and_without(world: World, tmp
                             seen.append(kept | {"weight": rows.weight, "names": rows.names})
                         run.private.backward(peers.per_example(run.model, rows), rows)
                     run.optimizer.step()
-                export = run.private.export(tmp_path / f"export{workers}")
+                export = run.private.export(tmp_path / f"export{place}")
                 log = run.private.opened.recorder.ledger.header.log_vkey
         assert verify_export(export, [log], owner_key=None).verdict != "FAILED"
         assert bool(here) == (not workers), "workers decode, and then this process does not"
         files = {str(path.relative_to(export)): path.read_bytes() for path in sorted(export.rglob("*")) if path.is_file()}
         found.append((seen, files, {name: value.clone() for name, value in run.model.state_dict().items()}))
-    (rows, files, weights), (other_rows, other_files, other_weights) = found
+    _, (rows, files, weights), (other_rows, other_files, other_weights) = found
     assert len(rows) == len(other_rows) > 8
     for one, other in zip(rows, other_rows, strict=True):
         assert one.keys() == other.keys() and one.pop("names") == other.pop("names")
@@ -243,6 +244,28 @@ def test_nobody_is_drawn_before_the_window_of_the_step_is_charged(world: World, 
     assert bool(early) == bool(workers)
 
 
+def test_a_microbatch_that_is_waited_for_is_split_among_workers_and_is_the_same(world: World, monkeypatch) -> None:
+    sent: list[int] = []
+    original = Workers.ask
+
+    def ask(self: Workers, task: Task) -> Any:
+        sent.append(len(task.entries))
+        return original(self, task)
+
+    monkeypatch.setattr(Workers, "ask", ask)
+    with run_of(world, 2, decode=drawing_decode(), collate=drawing_collate()) as run:
+        feeder = run.private.prepared.feeder
+        for planned in (Planned((0, 3, 1, 2, 7), 1, length=None), Planned((4,), 1), Planned((5, 6), 1, fill=2)):
+            sent.clear()
+            feeder.expect([planned], 3)
+            parts, rows = list(sent), feeder.planned(planned, 3)
+            assert parts == {5: [2, 3], 1: [1], 2: [2]}[len(planned.slots)]
+            alone = feeder._collated(planned, feeder._examples(planned.slots, 3), 3)
+            assert rows.names == alone.names and torch.equal(rows.weight, alone.weight)
+            assert all(torch.equal(rows[key], alone[key]) for key in alone)
+            assert (rows.contributions, rows.examples, rows.length) == (alone.contributions, alone.examples, alone.length)
+
+
 # ---------------------------------------------------------------------------------------------------------------- errors
 
 
@@ -285,10 +308,10 @@ def test_content_that_changed_is_refused_where_it_would_be_without_workers(world
     """It lies in a file; what a worker read before is what was signed."""
     (source,) = [path for path in world.corpus.rglob("*.jsonl")]
     text, found = source.read_text(), []
+    changed = text.replace('"seed": 5', '"seed": 6')
+    assert changed != text
     for workers in (0, 2):
         source.write_text(text)
-        changed = text.replace('"seed": 5', '"seed": 6')
-        assert changed != text
         step, done, error = stops(world, workers, lambda: source.write_text(changed))
         found.append((step, done, type(error), str(error)))
     source.write_text(text)
