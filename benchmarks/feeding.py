@@ -187,7 +187,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def render(found: dict[str, Any]) -> str:
     """One line for each variant."""
-    lines = [f"decoder of {found['milliseconds']:g} ms an example, {found['threads']} thread(s); target {TARGET:g} with workers"]
+    lines = [f"decoder of {found['milliseconds']:g} ms an example, torch on {found['threads']} thread(s); target {TARGET:g}"]
     lines += [
         f"steps  batch {one['batch']:3d}  {one['decoder']:8s} workers {one['workers']}: {one['step_ms']:7.1f} ms, fed "
         f"{one['fed_ms']:6.1f} ms of it; cost {one['cost']:.3f}, wall time beside other runs {one['wall']:.3f}"
