@@ -397,5 +397,5 @@ def _packed(done: Done) -> tuple[bytes, bytearray]:
 
 def _unpacked(head: bytearray, memory: bytearray, device: torch.device) -> Done:
     starts, data = pickle.loads(head)
-    whole = torch.frombuffer(memory, dtype=torch.uint8) if memory else torch.empty(0, dtype=torch.uint8)
-    return _Unpacker(io.BytesIO(data), pinned(whole, device), starts).load()
+    whole = pinned(torch.frombuffer(memory, dtype=torch.uint8), device) if memory else torch.empty(0, dtype=torch.uint8)
+    return _Unpacker(io.BytesIO(data), whole, starts).load()
