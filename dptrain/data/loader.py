@@ -130,7 +130,7 @@ class Feeder:
         if failed := [one for one in done if one.failed is not None]:
             self._tell(failed[0])
             return None
-        if not all([self._note(one) for one in done]):  # of every one
+        if not self._note(done):
             return None
         parts = [one.rows for one in done if one.rows is not None]
         try:
@@ -151,12 +151,12 @@ class Feeder:
             planned.length,
         )
 
-    def _note(self, done: Done) -> bool:
-        """Takes note of who drew; tells whether the answer is what this process gives, which may know of a draw by now."""
-        reader, (decode, collate) = self._reader, done.draws
-        fresh = collate or not reader.collate_draws
-        reader.decode_draws, reader.collate_draws = reader.decode_draws or decode, reader.collate_draws or collate
-        return fresh
+    def _note(self, done: Sequence[Done]) -> bool:
+        """Takes note of who drew; tells whether answers are what this process gives, which may know of a draw by now."""
+        reader = self._reader
+        reader.decode_draws = reader.decode_draws or any(one.draws[0] for one in done)
+        reader.collate_draws = reader.collate_draws or any(one.draws[1] for one in done)
+        return all(one.draws[1] == reader.collate_draws for one in done)
 
     def _send(self) -> None:
         """Hands workers what is expected next, as much as they take."""
@@ -254,7 +254,7 @@ class Feeder:
         """Tells whether a worker found contributions to be what this process would find them; else it tries them itself."""
         assert self.workers is not None
         done = self.workers.take(asked, torch.device("cpu"))
-        if done.failed is not None or not self._note(done) or any(length not in self._looks for length, _ in done.looks):
+        if done.failed is not None or not self._note([done]) or any(length not in self._looks for length, _ in done.looks):
             return False
         try:
             for index, count in zip(slots, done.counts, strict=True):

@@ -164,28 +164,35 @@ def test_a_run_is_the_same_to_the_bit_with_workers_and_without(world: World, tmp
     assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
 
 
-def test_collate_that_begins_to_draw_amid_a_run_is_seeded_from_the_same_microbatch_on(world: World, tmp_path: Path) -> None:
-    """Microbatches that are under way by then are made again."""
-    flag, found = tmp_path / "flag", []
+@pytest.mark.parametrize("who", [0, -1])
+def test_collate_that_begins_to_draw_amid_a_run_is_seeded_from_the_same_microbatch_on(tmp_path: Path, who: int) -> None:
+    """From there on it is called for one example at a time. Microbatches that are under way by then are made again."""
+    options = {"per_class": 12, "steps": 3, "window_steps": 6, "rate": "1", "now": None}
+    world = peers.small_world(tmp_path / "world", **options, policy_extra="[gate]\nmax_examples = 2")
+    flag, found, plain = tmp_path / "flag", [], plain_collate()
+
+    def decode(content: bytes) -> list[Any]:
+        return [json.loads(content)] * 2
 
     def collate(examples: list[dict]) -> dict[str, Any]:
-        draws = os.path.exists(flag) and any(example["seed"] == 5 for example in examples)
-        return plain(examples) | {"late": torch.rand(len(examples)) if draws else torch.zeros(len(examples))}
+        draws = os.path.exists(flag) and any(example["seed"] == int(flag.read_text()) for example in examples)
+        late = torch.rand(len(examples)) if draws else torch.zeros(len(examples))
+        return plain(examples) | {"late": late, "together": torch.full((len(examples),), len(examples))}
 
-    plain = plain_collate()
     for workers in (0, 2):
         flag.unlink(missing_ok=True)
-        with run_of(world, workers, collate=collate) as run:
-            flag.touch()
+        with run_of(world, workers, decode=decode, collate=collate) as run:
             seen = []
             for step in run.steps:
                 for rows in step:
                     if not run.private.prepared.probe.active:
-                        seen.append((rows["seeds"].tolist(), rows["late"].tolist()))
+                        seen.append([rows[key].tolist() for key in ("seeds", "late", "together")])
                     run.private.backward(peers.per_example(run.model, rows), rows)
                 run.optimizer.step()
+                flag.write_text(str(seen[0][0][who]))  # of the first microbatch, as every step draws everybody
             found.append(seen)
-    assert found[0] == found[1] and any(any(late) for _, late in found[0])
+    assert found[0] == found[1] and any(any(late) for _, late, _ in found[0])
+    assert {number for _, _, together in found[0] for number in together} == {1, 2}
 
 
 def test_tensors_travel_to_the_bit_whatever_their_kind() -> None:
