@@ -5,8 +5,9 @@ milliseconds an example, under 0, 1 and more workers. Every contribution is draw
 
 Means are over whole windows, so that the first step of a window counts, which nobody can decode ahead of its charge. ``fed`` is
 the part of a step in which it reads or waits for rows; what the rest of the same steps takes is what it is put beside, since on
-a busy machine no two runs have the same. Wall time of whole steps stands beside that of runs with a decoder that takes none,
-repeated in turns. ``check`` is the time in which all contributions are decoded before a run.
+a busy machine no two runs have the same. ``quiet`` is the processor time of the run's own process and the time in which it
+waits for rows, beside that of runs with a decoder that takes none; ``wall`` is the wall time of whole steps beside theirs. Runs
+are repeated in turns. ``check`` is the time in which all contributions are decoded before a run.
 """
 
 import argparse
@@ -87,40 +88,46 @@ def opened(folder: Path, count: int, tokens: int, size: Microbatches) -> Private
     return PrivateTraining.one_owner(folder, policy, given, microbatches=size, progress=False)
 
 
-def steps_of(folder: Path, kind: str, workers: int, batch: int, options: argparse.Namespace) -> list[tuple[float, float]]:
-    """Returns the seconds of each step of whole windows, and those in which it was fed."""
+Taken = tuple[float, float, float]
+"""Seconds of a step, those of them in which it was fed, and those in which it worked or waited for rows."""
+
+
+def steps_of(folder: Path, kind: str, workers: int, batch: int, options: argparse.Namespace) -> list[Taken]:
+    """Returns what each step of whole windows took."""
     torch.manual_seed(0)
     model = Model(options.width)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     size = Microbatches(options.microbatch, workers=workers)
-    taken: list[tuple[float, float]] = []
+    taken: list[Taken] = []
     with opened(folder, batch, options.tokens, size) as private:
         decode = decoder(kind, options.milliseconds / 1e3)
         _, optimizer, steps = private.prepare(model, optimizer, collate, decode=decode, layers="layers")
         pool = private.prepared.feeder.workers
         if pool is not None:
             pool.wait_ready(120)
-        feeder, fed = private.prepared.feeder, [0.0]
+        feeder, fed, waited = private.prepared.feeder, [0.0], [0.0]
         planned = feeder.planned
 
         def timed(*given: Any) -> Any:
-            start = time.perf_counter()
+            start, worked = time.perf_counter(), time.process_time()
             try:
                 return planned(*given)
             finally:
-                fed[0] += time.perf_counter() - start
+                took = time.perf_counter() - start
+                fed[0] += took
+                waited[0] += max(0.0, took - (time.process_time() - worked))
 
         feeder.planned = timed
-        before = time.perf_counter()
+        before, worked = time.perf_counter(), time.process_time()
         for step in steps:
             for rows in step:
                 losses = nn.functional.cross_entropy(model(rows["ids"]), rows["label"], reduction="none")
                 private.backward(losses, rows)
             optimizer.step()
-            now = time.perf_counter()
+            now, cpu = time.perf_counter(), time.process_time()
             if step.number > BEFORE:
-                taken.append((now - before, fed[0]))
-            before, fed[0] = now, 0.0
+                taken.append((now - before, fed[0], cpu - worked + waited[0]))
+            before, worked, fed[0], waited[0] = now, cpu, 0.0, 0.0
             if len(taken) == WINDOW * options.windows:
                 break
     return taken
@@ -155,28 +162,31 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
     Returns:
         ``steps``: by batch size and variant the mean milliseconds of a step, and of them those in which it was fed; ``cost``,
-        the mean beside the rest of it, where a decoder that takes no time has its own; and ``wall``, the median over rounds of
-        the mean beside that of a decoder that takes no time. ``check``: seconds by variant.
+        the mean beside the rest of it, where a decoder that takes no time has its own; ``quiet`` and ``wall``, the median over
+        rounds of the mean beside that of a decoder that takes no time. ``check``: seconds by variant.
     """
     variants = [("nothing", 0), *((kind, workers) for kind in options.kinds for workers in options.workers)]
     found: dict[str, Any] = {"milliseconds": options.milliseconds, "threads": torch.get_num_threads(), "steps": [], "check": []}
     with tempfile.TemporaryDirectory(prefix="dptrain-bench-") as root, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for batch in options.batch:
-            taken: dict[tuple[str, int], list[tuple[float, float]]] = {variant: [] for variant in variants}
-            means: dict[tuple[str, int], list[float]] = {variant: [] for variant in variants}
+            taken: dict[tuple[str, int], list[list[float]]] = {variant: [] for variant in variants}
             for turn in range(options.rounds):
                 for kind, workers in variants:
                     own = steps_of(Path(root) / f"{batch}-{turn}-{kind}-{workers}", kind, workers, batch, options)
-                    taken[kind, workers] += own
-                    means[kind, workers].append(statistics.mean(step for step, _ in own))
-            least = statistics.mean(fed for _, fed in taken["nothing", 0])
+                    taken[kind, workers].append([statistics.mean(one[place] for one in own) for place in range(3)])
+            nothing = taken["nothing", 0]
+            least = statistics.mean(fed for _, fed, _ in nothing)
             for kind, workers in variants:
-                step, fed = (statistics.mean(one[place] for one in taken[kind, workers]) for place in (0, 1))
-                walls = [one / none for one, none in zip(means[kind, workers], means["nothing", 0], strict=True)]
+                rounds = taken[kind, workers]
+                step, fed = (statistics.mean(one[place] for one in rounds) for place in (0, 1))
+                wall, quiet = (
+                    statistics.median(one[place] / none[place] for one, none in zip(rounds, nothing, strict=True))
+                    for place in (0, 2)
+                )
                 found["steps"].append({
                     "batch": batch, "decoder": kind, "workers": workers, "step_ms": 1e3 * step, "fed_ms": 1e3 * fed,
-                    "cost": step / (step - fed + least), "wall": statistics.median(walls),
+                    "cost": step / (step - fed + least), "quiet": quiet, "wall": wall,
                 })  # fmt: skip
         for kind in options.kinds if options.pool else ():
             for workers in options.workers:
@@ -190,7 +200,7 @@ def render(found: dict[str, Any]) -> str:
     lines = [f"decoder of {found['milliseconds']:g} ms an example, torch on {found['threads']} thread(s); target {TARGET:g}"]
     lines += [
         f"steps  batch {one['batch']:3d}  {one['decoder']:8s} workers {one['workers']}: {one['step_ms']:7.1f} ms, fed "
-        f"{one['fed_ms']:6.1f} ms of it; cost {one['cost']:.3f}, wall time beside other runs {one['wall']:.3f}"
+        f"{one['fed_ms']:6.1f} ms of it; cost {one['cost']:.3f}, quiet {one['quiet']:.3f}, wall {one['wall']:.3f}"
         for one in found["steps"]
     ]
     lines += [

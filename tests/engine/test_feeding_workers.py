@@ -502,6 +502,7 @@ def program(world: World, wait: float) -> "subprocess.Popen[str]":
     )  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_interrupted_or_killed_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     world = peers.small_world(tmp_path / "w", per_class=12, steps=8, window_steps=4, now=None)
