@@ -37,9 +37,9 @@ from attest.attestation import Attestation, read_sequence
 from attest.corpus import SigningTemplate, open_corpus, sign_corpus
 from attest.gate import Admitted, Gate
 from attest.gate.reading import Context, KeptReading, Verified
-from attest.gate.workers import available_processors
 from attest.keys import check_public_key, generate, load_public_key, public_bytes, save_public_key
 from attest.policy import ClassRule, DepthRule, Policy, open_policy, sign_policy
+from attest.processes import available_processors
 from attest.registry import Enrol, RegistryLog, open_registry
 from attest.registry.entries import SCHEMA, join, root_of, split
 from attest.schema.plain import REGISTRY_CONTRIBUTOR, SALT_SIZE, commit

@@ -84,6 +84,10 @@ class RanksError(DptrainError):
     """The processes of a run do not agree, or cannot reach each other."""
 
 
+class FeedingFailed(DptrainError):
+    """A process that decodes contributions beside the run has ended."""
+
+
 class ResumeRefused(DptrainError):
     """A model checkpoint and the ledger do not belong together, or the ledger is behind the checkpoint."""
 

@@ -76,6 +76,17 @@ def test_a_step_of_mixed_classes_runs_and_prints_the_table_as_json() -> None:
     assert table["ours_compiled"]["cpu_ratio"] is None and "scaling runs" in table["ours_compiled"]["absent"]
 
 
+@pytest.mark.slow
+def test_feeding_is_measured_beside_a_decoder_that_takes_no_time() -> None:
+    small = "--batch 4 --workers 0 1 --kinds sleep --milliseconds 2 --width 8 --tokens 4 --rounds 1 --pool 40"
+    command = [sys.executable, "-m", "benchmarks.feeding", *small.split(), "--json"]
+    ran = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = json.loads(ran.stdout)
+    nothing, serial, ahead = found["steps"]
+    assert nothing["cost"] == pytest.approx(1.0) and serial["fed_ms"] > 8.0 and serial["cost"] > 1.0
+    assert [one["workers"] for one in found["check"]] == [0, 1] and ahead["workers"] == 1
+
+
 TINY = Config(
     "tiny", 500, lambda p: bert(p, 2, 32, 500), classify=True, tiers=(Tier("all", 6),), layers=2, length=8, microbatch=2,
 )  # fmt: skip

@@ -16,8 +16,9 @@ from attest.errors import GateFailed, ReasonCode, RegistryRefused
 from attest.gate.admission import Admission, Admitted, AdmittedRows, GateReport, Passed, Refusal, Refused, Seen
 from attest.gate.checks import Examiner, Share, clock_refusal, examine, refusal_of, refused_for_history
 from attest.gate.reading import Verified
-from attest.gate.workers import Question, Work, Workers, available_processors
+from attest.gate.workers import Question, Work, Workers
 from attest.policy import Policy
+from attest.processes import available_processors
 from attest.registry import Registry
 
 __all__ = ["Admission", "Admitted", "Gate", "GateReport", "ReasonCode", "Refusal", "Refused", "Seen", "decide", "run_gate"]

@@ -1,26 +1,23 @@
 """Processes that examine contributions beside the one that reads the corpus.
 
-A worker is a fresh interpreter at the other end of a socket pair: nothing is forked, so threads and accelerators of the caller
-do not matter, and the caller's main module is not run again. The driver never blocks on a worker that waits for it: all its
-reads and writes are non-blocking, in one loop.
+A worker is started by `attest.processes`. The driver never blocks on a worker that waits for it: all its reads and writes are
+non-blocking, in one loop.
 
 A request is a batch `[descriptor, message, opening, content hash, ...]`; the answer has one entry per contribution, the fields
 of `Passed` as a tuple or those of `Refusal` as a list. What travels is between processes of one program.
 """
 
 import contextlib
-import json
 import marshal
 import os
 import pickle
 import selectors
 import signal
 import socket
-import subprocess
-import sys
 from collections import deque
 from typing import Any
 
+from attest import processes
 from attest.descriptor import TRAIN
 from attest.errors import GateFailed, ReasonCode
 from attest.gate.admission import Passed, Refusal
@@ -34,15 +31,7 @@ Question = tuple[bytes, bytes, bytes, bytes | None]
 QUEUE = 3
 """Batches that a worker holds: one at work, the others waiting, so that it never idles while the driver reads."""
 
-_HEAD = 8
-# -P: the directory that the caller stands in may be the corpus itself, and a file named json.py there is no module of ours.
-_FLAGS = ["-P", *(["-I"] if sys.flags.isolated else []), *(["-E"] if sys.flags.ignore_environment else [])]
-_BOOT = "import json,sys; sys.path[:] = json.loads(sys.argv[1]); from attest.gate.workers import serve; serve()"
-
-
-def available_processors() -> int:
-    """Returns processors that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_HEAD = processes.HEAD
 
 
 class Work:
@@ -62,8 +51,7 @@ class Workers:
     def __init__(
         self, count: int, policy: Policy, registry: Registry, now: int, *, purpose: str = TRAIN, spare: bool = False
     ) -> None:
-        # In a frozen program, the interpreter's path is that program: to start it would run all of it again, and again.
-        if not sys.executable or getattr(sys, "frozen", False):
+        if not processes.can_start():
             raise GateFailed("WORKER", "cannot start a worker: there is no Python interpreter to run; judge with one process")
         self._spare = spare
         setup = pickle.dumps((policy, registry, now, purpose))
@@ -134,21 +122,7 @@ class _Worker:
         self._selector = selector
         self._out: deque[memoryview] = deque()
         self._in = bytearray()
-        # What is no string in the path is ignored by the import system, and JSON may not hold it.
-        path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
-        self._socket, theirs = socket.socketpair()
-        try:
-            with theirs:
-                # In a group of its own: an interrupt from the keyboard is for the driver, even while a worker starts.
-                self._process = subprocess.Popen(
-                    [sys.executable, *_FLAGS, "-c", _BOOT, path],
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    process_group=0,
-                )
-        except BaseException:
-            self._socket.close()
-            raise
+        self._process, self._socket = processes.start("attest.gate.workers")
         self._socket.setblocking(False)
         selector.register(self._socket, selectors.EVENT_READ, self)
         self.send(setup)
@@ -208,47 +182,26 @@ class _Worker:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(self._socket)
         self._socket.close()
-        # It holds nothing that must be put in order, and a stopped process takes no other signal.
-        self._process.kill()
-        self._process.wait()
+        processes.end(self._process)
 
 
 def serve() -> None:
     """Serves as a worker: reads requests from the socket that is standard input until the driver closes it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=os.dup(0)) as channel:
-        setup = _receive(channel)
+        setup = processes.receive(channel)
         if setup is None:
             return
         policy, registry, now, purpose = pickle.loads(setup)
         examiner = Examiner(policy, registry, now, purpose=purpose)
-        _send(channel, marshal.dumps([]))
-        while (request := _receive(channel)) is not None:
+        processes.send(channel, marshal.dumps([]))
+        while (request := processes.receive(channel)) is not None:
             parts = iter(marshal.loads(request))
             outcomes = (examiner.examine(*question) for question in zip(parts, parts, parts, parts, strict=True))
-            _send(channel, marshal.dumps([_plain(outcome) for outcome in outcomes]))
+            processes.send(channel, marshal.dumps([_plain(outcome) for outcome in outcomes]))
 
 
 def _plain(outcome: Passed | Refusal) -> tuple[Any, ...] | list[Any]:
     if isinstance(outcome, Passed):
         return tuple(outcome)
     return [str(outcome.code), *outcome[1:]]
-
-
-def _send(channel: socket.socket, message: bytes) -> None:
-    channel.sendall(len(message).to_bytes(_HEAD, "big") + message)
-
-
-def _receive(channel: socket.socket) -> bytes | None:
-    head = _exactly(channel, _HEAD)
-    return None if head is None else _exactly(channel, int.from_bytes(head, "big"))
-
-
-def _exactly(channel: socket.socket, length: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < length:
-        part = channel.recv(min(length - len(data), 1 << 20))
-        if not part:
-            return None
-        data += part
-    return bytes(data)

@@ -303,7 +303,7 @@ class FastSums(Sums):
             return
         total = self._total(index)
         if total.device not in placed:
-            placed[total.device] = next(iter(placed.values())).to(total.device)
+            placed[total.device] = next(iter(placed.values())).to(total.device, non_blocking=True)
         with full_precision(total.device):
             add_weighted(found, placed[total.device][:, block], total)
 

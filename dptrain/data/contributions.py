@@ -3,11 +3,11 @@
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from attest.corpus import Contents, Corpus
+from attest.corpus import Contents, Corpus, Locator
 from attest.descriptor import ContributionDescriptor
 from attest.gate.admission import Admission, Admitted, AdmittedRows
 from attest.policy import Policy
@@ -38,12 +38,63 @@ class Descriptors(Mapping[bytes, ContributionDescriptor]):
         return len(self._slots)
 
 
+class Entry(NamedTuple):
+    """What it takes to read one contribution, in whatever process.
+
+    Attributes:
+        locator: where its content lies. content_hash: SHA-256 of it, as signed. owner: hash of its descriptor.
+        most: examples that it may have. examples: those that it had before; 0 where it was not read yet. length: its public
+            length in tokens.
+    """
+
+    locator: Locator
+    content_hash: bytes
+    owner: bytes
+    most: int
+    examples: int
+    length: int | None
+
+    def content(self, contents: Contents) -> bytes:
+        """Reads the content, and compares its hash with the signed one.
+
+        Raises:
+            ContentChanged: code CONTENT_CHANGED, the bytes are no longer those that were admitted.
+        """
+        content = contents.read(self.locator)
+        if hashlib.sha256(content).digest() != self.content_hash:
+            raise ContentChanged(
+                "CONTENT_CHANGED",
+                f"{self.locator.source!r}: the content of an admitted contribution changed after the gate saw it; "
+                "restore the attested bytes, or withdraw the contribution and start again",
+            )
+        return content
+
+    def require(self, found: int) -> None:
+        """Holds the number of examples that the content decoded to against the admissible one, and against the one before.
+
+        Raises:
+            ContentChanged: code EXAMPLES, the number is not admissible, or another one than before.
+        """
+        if not 1 <= found <= self.most:
+            raise ContentChanged(
+                "EXAMPLES",
+                f"{self.locator.source!r}: a contribution decodes to {found} examples, expected 1 to {self.most} "
+                "(the policy's max_examples and the attestation's own cap); split it, or raise the cap before signing",
+            )
+        if self.examples and self.examples != found:
+            raise ContentChanged(
+                "EXAMPLES",
+                f"{self.locator.source!r}: the same content decodes to {found} examples now and to another "
+                "number before; decode must be a function of the content alone",
+            )
+
+
 class Pool:
     """Slots in the order of their admission; a withdrawn slot stays in place as a null contribution."""
 
     def __init__(self, corpus: Corpus, decode: Decode, slots: Sequence[Slot], policy: Policy) -> None:
-        self._corpus = corpus
-        self._decode = decode
+        self.corpus = corpus
+        self.decode = decode
         self._policy = policy
         self.slots = Slots.of(slots)
         self._lengths = [policy.length_of(form.descriptor) for form in self.slots.forms]
@@ -52,7 +103,7 @@ class Pool:
 
     def reordered(self, slots: Sequence[Slot]) -> "Pool":
         """Returns the same pool with its slots in another order; what was counted stays."""
-        other = Pool(self._corpus, self._decode, slots, self._policy)
+        other = Pool(self.corpus, self.decode, slots, self._policy)
         other._sizes = self._sizes[other.slots.places_in(self.slots)]
         return other
 
@@ -110,51 +161,33 @@ class Pool:
             ContentChanged: the bytes are no longer those that were admitted.
         """
         with self.reading() as contents:
-            return self.counted(index, self.decoded(index, contents))
+            found = self.decoded(index, contents)
+        self.count(index, self.entry(index), len(found))
+        return found
+
+    def decoded(self, index: int, contents: Contents) -> list[Any]:
+        """Reads and decodes a slot, and notes nothing; raises as `Entry.content`."""
+        return self.decode(self.entry(index).content(contents))
 
     def reading(self) -> Contents:
         """Returns a reader for the contents of many slots, for a ``with`` block."""
-        return self._corpus.contents()
+        return self.corpus.contents()
 
-    def decoded(self, index: int, contents: Contents) -> list[Any]:
-        """Reads the content of a slot, compares its hash with the signed one, and decodes it; the number is for `counted`.
+    def entry(self, index: int) -> Entry:
+        """Returns what it takes to read a slot."""
+        slots, cap = self.slots, self._policy.max_examples
+        most = min(cap, slots.form(index).descriptor.max_examples or cap)
+        hashes = slots.content_hash(index), slots.descriptor_hash(index)
+        return Entry(slots.locator(index), *hashes, most, int(self._sizes[index]), self.length(index))
 
-        Raises:
-            ContentChanged: code CONTENT_CHANGED, the bytes are no longer those that were admitted.
-        """
-        locator = self.slots.locator(index)
-        content = contents.read(locator)
-        if hashlib.sha256(content).digest() != self.slots.content_hash(index):
-            raise ContentChanged(
-                "CONTENT_CHANGED",
-                f"{locator.source!r}: the content of an admitted contribution changed after the gate saw it; "
-                "restore the attested bytes, or withdraw the contribution and start again",
-            )
-        return self._decode(content)
-
-    def counted(self, index: int, found: list[Any]) -> list[Any]:
-        """Returns what the content of a slot decoded to, if that is an admissible number of examples.
+    def count(self, index: int, entry: Entry, found: int) -> None:
+        """Notes to how many examples a slot decoded.
 
         Raises:
-            ContentChanged: code EXAMPLES, the number is not admissible, or another one than before.
+            ContentChanged: as `Entry.require`.
         """
-        most = self.slots.form(index).descriptor.max_examples
-        limit = min(self._policy.max_examples, most or self._policy.max_examples)
-        if not 1 <= len(found) <= limit:
-            raise ContentChanged(
-                "EXAMPLES",
-                f"{self.slots.locator(index).source!r}: a contribution decodes to {len(found)} examples, expected 1 to {limit} "
-                "(the policy's max_examples and the attestation's own cap); split it, or raise the cap before signing",
-            )
-        if not self._sizes[index]:
-            self._sizes[index] = len(found)
-        elif self._sizes[index] != len(found):
-            raise ContentChanged(
-                "EXAMPLES",
-                f"{self.slots.locator(index).source!r}: the same content decodes to {len(found)} examples now and to another "
-                "number before; decode must be a function of the content alone",
-            )
-        return found
+        entry.require(found)
+        self._sizes[index] = found
 
 
 def slots_for(admitted: Iterable[Admitted], schedule: Schedule) -> Slots:

@@ -1,21 +1,21 @@
-"""Reads contributions, collates them to rows, and holds every microbatch to the same shapes, types and plain values."""
+"""Feeds a run: reads contributions, collates them to rows, and holds every microbatch to the same shapes, types and values."""
 
-import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from attest.corpus import Contents
 from dptrain.data.contributions import Pool
-from dptrain.data.microbatch import Collate, Microbatch, build, row_names
-from dptrain.data.packing import Drawn, Planned, plan
-from dptrain.errors import ConfigError, CoupledModel, DptrainError, NotPrivateUse, without_text
+from dptrain.data.microbatch import Collate, Microbatch, row_names, to_device
+from dptrain.data.packing import Planned
+from dptrain.data.reader import Looks, Reader, joined, looks_of, names_and_types, require_alike, require_length
+from dptrain.data.workers import Asked, CannotSend, Done, Task, Workers, planned_check
+from dptrain.errors import ConfigError, DptrainError, NotPrivateUse, without_text
 from dptrain.sandbox import Sandbox
-from dptrain.sandbox.addresses import owner_tag, shared_tag
-from dptrain.sandbox.draws import Generators
 
 ALONE = 32
 """Contributions collated alone before a run, to see that shapes do not follow content."""
@@ -24,46 +24,186 @@ TOGETHER = 256
 """Contributions collated at a time when all are checked before a run."""
 
 
+class FeedingNotice(UserWarning):
+    """Workers that were asked for do not decode."""
+
+
 class Feeder:
     """Rows of planned microbatches.
 
-    Guarantee: ``decode`` and ``collate`` see one contribution at a time, so that no row holds anything of another. What they
-    draw from the common generators of torch, Python and numpy is a function of (seed, step, contribution, example): ``decode``
-    is tried under the seed of the step, and where the generators moved, only what it returns under the seed of the
-    contribution counts; and as soon as ``collate`` draws, it is called for one example at a time, under a seed of that
-    example. Whether others draw changes none of it. The generators stand afterwards where they stood.
+    Guarantee: rows are those of `dptrain.data.reader.Reader`, and the same to the bit whether this process makes them or a
+    worker does. Whatever a worker cannot do, or does otherwise than this process would, this process does again, at the place
+    where it would have done it: an error has its place, type and text. Workers are asked for contributions that are drawn
+    already, and for no others.
 
     Args:
         pool: the contributions. collate: the user's. device: where the rows go. rows: the most in one microbatch, or None.
         sandbox: of the run; its numbers seed what collate draws, and where draws of contributions are secret, a generator of
             the user's own is refused.
+        workers: processes that decode and collate ahead; 0 for none. prefetch: microbatches that each of them holds.
     """
 
-    def __init__(self, pool: Pool, collate: Collate, device: torch.device, rows: int | None, sandbox: Sandbox) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        collate: Collate,
+        device: torch.device,
+        rows: int | None,
+        sandbox: Sandbox,
+        workers: int = 0,
+        prefetch: int = 2,
+    ) -> None:
         self.pool = pool
         require_length(collate, pool.lengths)
-        self._collate = collate
+        self._reader = Reader(pool.corpus, pool.decode, collate)
         self._device = device
         self._rows = rows
         self._sandbox = sandbox
         self._looks: dict[int | None, Looks] = {}
-        self._draws = False
-        self._decode_draws = False
+        self._ahead: deque[tuple[int, Planned, tuple[Asked, ...]]] = deque()
+        self._told = False
         self.likes: dict[int | None, Microbatch] = {}
         """By public length, a microbatch of which only keys, shapes and types count: what rows look like."""
+        self.workers: Workers | None = None
+        if workers:
+            try:
+                self.workers = Workers(workers, prefetch, pool.corpus, pool.decode, collate)
+            except CannotSend as error:
+                self._do_without(error)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the collated tensors, once something was collated."""
         return tuple(next(iter(self._looks.values()))[0]) if self._looks else ()
 
+    def close(self) -> None:
+        """Ends the workers."""
+        self._ahead.clear()
+        if self.workers is not None:
+            self.workers.close()
+            self.workers = None
+
+    # ------------------------------------------------------------------------------------------------------------ a step
+
+    @property
+    def hungry(self) -> bool:
+        """Tells whether workers could hold more microbatches than are expected of them."""
+        return self._usable() and self.workers is not None and len(self._ahead) < self.workers.most
+
+    def expect(self, planned: Sequence[Planned], step: int) -> None:
+        """Has workers begin with microbatches of a step that is drawn; `planned` takes them in this order.
+
+        Raises:
+            FeedingFailed: code WORKER, a worker has ended.
+        """
+        if self._usable():
+            self._ahead.extend((step, one, ()) for one in planned)
+            self._send()
+
     def planned(self, planned: Planned, step: int) -> Microbatch:
-        """Reads and collates a microbatch of a step.
+        """Returns the rows of a microbatch of a step: reads and collates it, or takes it from the workers that did.
 
         Raises:
             ContentChanged, ConfigError, CoupledModel: as reading, collating and the check of shapes.
+            FeedingFailed: code WORKER, a worker has ended.
         """
+        done = self._taken(planned, step)
+        if done and (rows := self._accepted(done, planned)) is not None:
+            return rows
         return self._collated(planned, self._examples(planned.slots, step), step)
+
+    def _taken(self, planned: Planned, step: int) -> list[Done]:
+        """Returns what workers made of a microbatch; nothing where none was asked."""
+        if not any(place[:2] == (step, planned) for place in self._ahead):
+            return []
+        while self._ahead[0][:2] != (step, planned):
+            self._forget()
+        asked = self._ahead.popleft()[2]
+        if self.workers is None:
+            return []
+        done = [self.workers.take(one, self._device) for one in asked]
+        self._send()
+        return done
+
+    def _accepted(self, done: Sequence[Done], planned: Planned) -> Microbatch | None:
+        """Returns the rows of the answers, where this process would have made the same; else None."""
+        if failed := [one for one in done if one.failed is not None]:
+            self._tell(failed[0])
+            return None
+        if not self._note(done):
+            return None
+        parts = [one.rows for one in done if one.rows is not None]
+        try:
+            counts = [count for one in done for count in one.counts]
+            for index, count in zip(planned.slots, counts, strict=True):
+                self.pool.count(index, self.pool.entry(index), count)
+            for part in parts:
+                self._require_looks(part.length, looks_of(part.inputs))
+        except Exception:
+            return None
+        inputs = {key: joined([part[key] for part in parts]) if len(parts) > 1 else value for key, value in parts[0].items()}
+        return Microbatch(
+            {k: to_device(v, self._device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()},
+            sum(part.contributions for part in parts),
+            planned.examples,
+            torch.cat([part.weight for part in parts]),
+            tuple(name for part in parts for name in part.names),
+            planned.length,
+        )
+
+    def _note(self, done: Sequence[Done]) -> bool:
+        """Takes note of who drew; tells whether answers are what this process gives, which may know of a draw by now."""
+        reader = self._reader
+        reader.decode_draws = reader.decode_draws or any(one.draws[0] for one in done)
+        reader.collate_draws = reader.collate_draws or any(one.draws[1] for one in done)
+        return all(one.draws[1] == reader.collate_draws for one in done)
+
+    def _send(self) -> None:
+        """Hands workers what is expected next, as much as they take."""
+        for place, (step, planned, asked) in enumerate(self._ahead):
+            if not asked:
+                if self.workers is None or not self.workers.room:
+                    return
+                parts = _parts(planned, len(self.workers)) if self.workers.idle else [planned]
+                sent = tuple(self.workers.ask(self._task(one.slots, one, step)) for one in parts)
+                self._ahead[place] = step, planned, sent
+
+    def _task(self, slots: Sequence[int], planned: Planned | None, step: int) -> Task:
+        entries = tuple(map(self.pool.entry, slots))
+        draws = self._reader.decode_draws, self._reader.collate_draws
+        return Task(entries, planned, step, self._sandbox.numbers.seed, draws, (TOGETHER, self._rows))
+
+    def _forget(self) -> None:
+        for asked in self._ahead.popleft()[2]:
+            if self.workers is not None:
+                self.workers.drop(asked)
+
+    def _usable(self) -> bool:
+        """Tells whether there are workers, and all have started; those that cannot are done without."""
+        try:
+            return self.workers is not None and self.workers.ready
+        except CannotSend as error:
+            self._do_without(error)
+            return False
+
+    def _do_without(self, why: CannotSend) -> None:
+        self.close()
+        warnings.warn(
+            FeedingNotice(
+                f"decode and collate run in this process, and not in workers: {why}; give functions that other processes can "
+                "load, or leave out workers"
+            ),
+            stacklevel=2,
+        )
+
+    def _tell(self, done: Done) -> None:
+        """Says once that a worker fails; where this process fails too, its error follows."""
+        if not self._told:
+            self._told = True
+            notice = f"decode or collate failed in a worker ({done.failed}), and this process does what it could not do"
+            warnings.warn(FeedingNotice(notice), stacklevel=2)
+
+    # ------------------------------------------------------------------------------------------------------ before a run
 
     def check(self, progress: Callable[[int], None] | None = None) -> None:
         """Decodes and collates every contribution before the ledger opens.
@@ -77,12 +217,12 @@ class Feeder:
 
         Raises:
             ContentChanged, CoupledModel, NotPrivateUse, ConfigError: code COLLATE names the contribution that fails.
+            FeedingFailed: code WORKER, a worker has ended.
         """
-        count = len(self.pool)
-        together = (range(i, min(i + TOGETHER, count)) for i in range(0, count, TOGETHER))
-        for slots in itertools.chain(([index] for index in spread(count, ALONE)), together):
+        for slots, asked in self._handed_out():
             try:
-                self._try_out(slots)
+                if asked is None or not self._seen(slots, asked):
+                    self._try_out(slots)
                 if progress is not None:
                     progress(slots[-1] + 1)
                 continue
@@ -92,97 +232,82 @@ class Feeder:
                 raised = without_text(error)
             raise ConfigError("COLLATE", self._culprit(slots, raised))  # outside of except, so that no traceback has the text
 
+    def _handed_out(self) -> Iterator[tuple[Sequence[int], Asked | None]]:
+        """Yields all contributions in the order in which they are tried, with what workers were asked about them.
+
+        Those that are tried alone, this process tries; meanwhile workers start.
+        """
+        count = len(self.pool)
+        yield from (([index], None) for index in spread(count, ALONE))
+        waiting: deque[tuple[Sequence[int], Asked]] = deque()
+        for start in range(0, count, TOGETHER):
+            slots = range(start, min(start + TOGETHER, count))
+            if not self._usable() or self.workers is None:
+                yield slots, None
+                continue
+            while waiting and not self.workers.room:
+                yield waiting.popleft()
+            waiting.append((slots, self.workers.ask(self._task(slots, None, 0))))
+        yield from waiting
+
+    def _seen(self, slots: Sequence[int], asked: Asked) -> bool:
+        """Tells whether a worker found contributions to be what this process would find them; else it tries them itself."""
+        assert self.workers is not None
+        done = self.workers.take(asked, torch.device("cpu"))
+        if done.failed is not None or not self._note([done]) or any(length not in self._looks for length, _ in done.looks):
+            return False
+        try:
+            for index, count in zip(slots, done.counts, strict=True):
+                self.pool.count(index, self.pool.entry(index), count)
+            for length, found in done.looks:
+                self._require_looks(length, found)
+        except Exception:
+            return False
+        return True
+
+    def _try_out(self, slots: Sequence[int]) -> None:
+        contents = self._examples(slots, 0)
+        entries = [self.pool.entry(index) for index in slots]
+        for plan in planned_check(entries, [len(each) for each in contents], TOGETHER, self._rows):
+            planned = replace(plan, slots=tuple(slots[place] for place in plan.slots))
+            rows = self._collated(planned, [contents[place] for place in plan.slots], 0)
+            if len(slots) == 1 and self._sandbox.secret:
+                self._require_repeatable(rows, self._collated(planned, self._examples(planned.slots, 0), 0))
+
+    # --------------------------------------------------------------------------------------------------- in this process
+
     def records(
         self, records: Sequence[list[Any]], names: Sequence[bytes], length: int | None = None, step: int = 0
     ) -> Microbatch:
         """Collates examples that are nobody's private ones, for the start-up probes; one contribution each, of one length."""
         examples = max(map(len, records))
-        rows = self._built(list(records), row_names(names, examples), step, rows_each=examples, length=length)
-        self._require_looks(rows)
+        names, numbers = row_names(names, examples), self._sandbox.numbers
+        rows = self._reader.built(list(records), names, step, numbers, self._device, rows_each=examples, length=length)
+        self._require_rows(rows)
         return rows
-
-    def _try_out(self, slots: Sequence[int]) -> None:
-        contents = dict(zip(slots, self._examples(slots, 0), strict=True))
-        drawn = [Drawn(i, 0, len(contents[i]), self.pool.length(i)) for i in slots]
-        for planned in plan(drawn, TOGETHER, self._rows):
-            rows = self._collated(planned, [contents[i] for i in planned.slots], 0)
-            if len(slots) == 1 and self._sandbox.secret:
-                self._require_repeatable(rows, self._collated(planned, self._examples(planned.slots, 0), 0))
 
     def _examples(self, slots: Sequence[int], step: int) -> list[list[Any]]:
-        """Decodes contributions, each from the same standing of the generators or, where it draws, under a seed of its own."""
-        generators = Generators()
-        common = self._sandbox.numbers.seed_of(shared_tag(step), "decode")
-        try:
-            with self.pool.reading() as contents:
-                generators.seed(common)
-                if not self._decode_draws:
-                    # Nobody drew where the generators stand behind the last one as they stood before the first.
-                    found, raised = self._tried(slots, contents)
-                    if not generators.moved():
-                        if raised is not None:
-                            raise raised
-                        return [self.pool.counted(index, each) for index, each in zip(slots, found, strict=True)]
-                    self._decode_draws = True  # spares trying all at once from here on, and changes nothing else
-                return [self._decoded(index, step, common, contents, generators) for index in slots]
-        finally:
-            generators.restore()
-
-    def _decoded(self, index: int, step: int, common: int, contents: Contents, generators: Generators) -> list[Any]:
-        """Decodes one contribution, twice if it draws."""
-        generators.seed(common, watched=False)  # how they stand then is known from the first time
-        found, raised = self._tried([index], contents)
-        if generators.moved():
-            owner = owner_tag(step, self.pool.slots.descriptor_hash(index))
-            generators.seed(self._sandbox.numbers.seed_of(owner, "decode"), watched=False)
-            return self.pool.counted(index, self.pool.decoded(index, contents))
-        if raised is not None:
-            raise raised
-        return self.pool.counted(index, found[0])
-
-    def _tried(self, slots: Sequence[int], contents: Contents) -> tuple[list[list[Any]], Exception | None]:
-        """Decodes contributions one after the other, up to the first that raises; returns what it raised too."""
-        found = []
-        try:
-            for index in slots:
-                found.append(self.pool.decoded(index, contents))
-        except Exception as error:
-            return found, error
-        return found, None
+        """Decodes contributions, and notes how many examples they have."""
+        entries = [self.pool.entry(index) for index in slots]
+        found = self._reader.examples(entries, step, self._sandbox.numbers)
+        for index, entry, each in zip(slots, entries, found, strict=True):
+            self.pool.count(index, entry, len(each))
+        return found
 
     def _collated(self, planned: Planned, contents: list[list[Any]], step: int) -> Microbatch:
-        whole, first = None, 0
-        if planned.part is not None:
-            first = planned.part[0]
-            whole, contents = len(contents[0]), [contents[0][slice(*planned.part)]]
-        owners = [self.pool.slots.descriptor_hash(i) for i in planned.slots]
-        names = row_names(owners, planned.examples, first=first, fill=planned.fill)
-        sizes = {"rows_each": planned.examples, "whole": whole, "fill": planned.fill, "length": planned.length}
-        rows = self._built(contents, names, step, **sizes)
-        self._require_looks(rows)
+        entries = [self.pool.entry(index) for index in planned.slots]
+        rows = self._reader.rows(planned, entries, contents, step, self._sandbox.numbers, self._device)
+        self._require_rows(rows)
         return rows
 
-    def _built(self, contents: Sequence[list[Any]], names: tuple[bytes, ...], step: int, **sizes: Any) -> Microbatch:
-        generators, length = Generators(), sizes["length"]
-        collate = self._collate if length is None else partial(self._collate, length=length)
-        try:
-            if not self._draws:
-                rows = build(contents, _Apart(collate, sizes["rows_each"]), self._device, names, **sizes)
-                self._draws = generators.moved()
-            if self._draws:
-                seeds = [self._sandbox.numbers.seed_of(owner_tag(step, name), "collate") for name in names]
-                rows = build(contents, _Apart(collate, 1, seeds, generators), self._device, names, **sizes)
-        finally:
-            generators.restore()
-        return rows
+    def _require_rows(self, rows: Microbatch) -> None:
+        self._require_looks(rows.length, looks_of(rows.inputs))
+        self.likes.setdefault(rows.length, rows)
 
-    def _require_looks(self, rows: Microbatch) -> None:
-        found = _looks(rows.inputs)
+    def _require_looks(self, length: int | None, found: Looks) -> None:
         for other in itertools.islice(self._looks.values(), 1):  # perhaps of another length
-            require_alike(_names_and_types(other), _names_and_types(found))
-        if rows.length not in self._looks:
-            self._looks[rows.length], self.likes[rows.length] = found, rows
-        require_alike(self._looks[rows.length], found)
+            require_alike(names_and_types(other), names_and_types(found))
+        require_alike(self._looks.setdefault(length, found), found)
 
     @staticmethod
     def _require_repeatable(rows: Microbatch, again: Microbatch) -> None:
@@ -216,106 +341,13 @@ class Feeder:
         )
 
 
-class _Apart:
-    """A collate that is called for a few rows at a time, and what it returns put one after the other.
-
-    Args:
-        size: rows of each call. seeds: of the generators before each call; None to leave them alone.
-    """
-
-    def __init__(
-        self, collate: Collate, size: int, seeds: Sequence[int] | None = None, generators: Generators | None = None
-    ) -> None:
-        self._collate = collate
-        self._size = size
-        self._seeds = seeds
-        self._generators = generators
-
-    def __call__(self, rows: list[Any]) -> Mapping[str, Any]:
-        found: list[Mapping[str, Any]] = []
-        for start in range(0, len(rows), self._size):
-            if self._seeds is not None and self._generators is not None:
-                self._generators.seed(self._seeds[start])
-            found.append(self._collate(rows[start : start + self._size]))
-        first = found[0]
-        if len(found) == 1 or not isinstance(first, Mapping):
-            return first  # what is no mapping is refused where it is built
-        looks = _looks(first)
-        for other in found[1:]:
-            require_alike(looks, _looks(other))
-        return {key: _joined([each[key] for each in found]) for key in first}
-
-
-def _joined(values: list[Any]) -> Any:
-    if isinstance(values[0], torch.Tensor):
-        return torch.cat(values)
-    return [item for value in values for item in value] if isinstance(values[0], list) else values[0]
-
-
-Looks = tuple[dict[str, tuple[int, ...]], dict[str, torch.dtype], dict[str, Any]]
-"""Shapes of collated tensors without dimension 0, their types, and values that are neither tensor nor list; by name."""
-
-_UNLIKE = (
-    (
-        "PADDING",
-        "the collated {key!r} has shape {one} per example with one content and {other} with another: padding to the longest of "
-        "a batch lets one contribution shape the others; pad to a fixed length",
-    ),
-    (
-        "COLLATE_TYPE",  # joined, all rows would have the widest
-        "the collated {key!r} is {one} for one contribution and {other} for another, so that one of them decides the type of "
-        "all rows of a microbatch, and may stop the step that draws it; give dtype= in collate",
-    ),
-    (
-        "COLLATE_VALUE",  # all rows would share the first's
-        "collate gives {key!r} one value for one contribution and another for another one, and a microbatch has one for all; "
-        "make it a tensor with the example in dimension 0, or a constant",
-    ),
-)
-
-
-def _looks(collated: Mapping[str, Any]) -> Looks:
-    tensors = {key: value for key, value in collated.items() if isinstance(value, torch.Tensor)}
-    shapes = {key: tuple(value.shape[1:]) for key, value in tensors.items()}
-    types = {key: value.dtype for key, value in tensors.items()}
-    return shapes, types, {key: value for key, value in collated.items() if not isinstance(value, (torch.Tensor, list))}
-
-
-def _names_and_types(looks: Looks) -> Any:
-    """Returns the looks without sizes and plain values, which may be others in rows of another length."""
-    shapes, *types, _ = looks
-    return dict.fromkeys(shapes, ()), *types, {}
-
-
-def require_alike(expected: Looks, found: Looks) -> None:
-    """Refuses collated rows whose shapes, types or plain values follow the content.
-
-    Raises:
-        CoupledModel: code PADDING, COLLATE_TYPE or COLLATE_VALUE, naming the tensor or value.
-    """
-    for (code, sentence), known, now in zip(_UNLIKE, expected, found, strict=True):
-        for key in sorted({*known, *now}):
-            one, other = known.get(key), now.get(key)
-            if one != other:
-                raise CoupledModel(code, sentence.format(key=key, one=one, other=other))
-
-
-def require_length(collate: Collate, lengths: Sequence[int | None]) -> None:
-    """Refuses a collate that cannot be told to which length examples are padded or cut.
-
-    Raises:
-        ConfigError: code COLLATE.
-    """
-    if lengths in ((), (None,)):
-        return
-    try:
-        inspect.signature(collate).bind([], length=1)
-    except (TypeError, ValueError):
-        raise ConfigError(
-            "COLLATE",
-            f"the contributions have public lengths ({', '.join(map(str, lengths))} tokens), and collate takes none; write "
-            "collate(examples, length), and pad or cut every example to that length",
-        ) from None
+def _parts(planned: Planned, count: int) -> list[Planned]:
+    """Splits a microbatch that is waited for among workers; collate is called for one contribution at a time anyway."""
+    if planned.fill or planned.part is not None:
+        return [planned]
+    slots, count = planned.slots, min(count, len(planned.slots))
+    edges = [place * len(slots) // count for place in range(count + 1)]
+    return [replace(planned, slots=slots[start:stop]) for start, stop in itertools.pairwise(edges)]
 
 
 def spread(count: int, wanted: int) -> list[int]:

@@ -91,6 +91,21 @@ def row_names(owners: Sequence[bytes], examples: int, *, first: int = 0, fill: i
     return tuple(owner + (first + row).to_bytes(4, "big") for owner in whose for row in range(examples))
 
 
+def to_device(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copies a tensor to where the run is; to an accelerator from pinned memory, without waiting for the copy.
+
+    The allocator of pinned memory keeps the source until the copy is over.
+    """
+    if device.type == "cpu" or value.device.type != "cpu":
+        return value.to(device)
+    return pinned(value, device).to(device, non_blocking=True)
+
+
+def pinned(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Returns a tensor in memory that a device copies by itself, where it has such memory."""
+    return value if device.type != "cuda" or value.is_pinned() else value.pin_memory()
+
+
 def build(
     contributions: Sequence[list[Any]],
     collate: Collate,
@@ -137,7 +152,7 @@ def build(
                     f"collate gave {key!r} the shape {tuple(value.shape)} for {len(rows)} examples: dimension 0 must be the "
                     "example",
                 )
-            value = value.to(device)
+            value = to_device(value, device)
         inputs[key] = value
     weights = torch.tensor(weight, dtype=torch.float64)
     return Microbatch(inputs, len(contributions) + fill, largest, weights, tuple(names), length)

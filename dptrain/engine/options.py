@@ -55,7 +55,7 @@ class RunLedger:
 
 @dataclass(frozen=True)
 class Microbatches:
-    """Bounds the size of a microbatch, and says on whose kernels it computes: matters of memory and time, not of privacy.
+    """Says how large a microbatch is, who makes it and whose kernels compute it: a matter of memory and time, not of privacy.
 
     Attributes:
         contributions: the most in one.
@@ -64,14 +64,22 @@ class Microbatches:
         products: ``fastest`` computes float32 products on a processor by oneDNN and by kernels of our own where these are
             faster than torch's choice, forward and backward pass included; ``torch`` leaves all to torch. The ledger's header
             says which, and a run goes on with the one that it began with.
+        workers: processes that decode and collate while the step runs, 0 for none: for a decoder that takes long. They are
+            new interpreters, in which torch has one thread, and run `decode` and `collate` as they were when `prepare` was
+            called; what these write elsewhere stays there. Rows are the same for any number. Functions that cannot be brought
+            there run in this process, with a notice.
+        prefetch: microbatches that each worker holds, one at work and the others waiting or done.
 
     Raises:
-        ConfigError: code MICROBATCH, a microbatch without room; PRODUCTS, unknown kernels.
+        ConfigError: code MICROBATCH, a microbatch without room; PRODUCTS, unknown kernels; WORKERS, fewer than 0 workers or 1
+            microbatch for each.
     """
 
     contributions: int = 16
     rows: int | None = None
     products: str = FASTEST
+    workers: int = 0
+    prefetch: int = 2
 
     _repr_html_ = card_of
 
@@ -82,6 +90,10 @@ class Microbatches:
             raise ConfigError("MICROBATCH", f"microbatch_rows is {self.rows}, expected at least 1 example, or None")
         if self.products not in (FASTEST, TORCH):
             raise ConfigError("PRODUCTS", f"products is {self.products!r}, expected {FASTEST!r} or {TORCH!r}")
+        if self.workers < 0 or self.prefetch < 1:
+            raise ConfigError(
+                "WORKERS", f"workers is {self.workers} and prefetch {self.prefetch}, expected 0 or more, and at least 1"
+            )
 
     @property
     def full(self) -> int:

@@ -6,6 +6,7 @@ its own room.
 
 import hashlib
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -164,6 +165,8 @@ class PreparedRun(Parts[Planned]):
         try:
             self._bind(opened, optimizer, collate, decode, layers, probe, states, metrics, begun_by, trained)
         except BaseException:
+            if hasattr(self, "feeder"):
+                self.feeder.close()
             self.together.close()
             raise
 
@@ -187,7 +190,8 @@ class PreparedRun(Parts[Planned]):
         self.sandbox = Sandbox(self.model, trained, seed, secret=policy.secret, products=matmul.products_of(products))
         self.together.inside(self.sandbox)
         pool = Pool(opened.corpus, decode, Slots.unresolved(opened.gate.admitted), policy)
-        self.feeder = Feeder(pool, collate, self.device, opened.microbatches.rows, self.sandbox)
+        size = opened.microbatches
+        self.feeder = Feeder(pool, collate, self.device, size.rows, self.sandbox, size.workers, size.prefetch)
         with progress_bar("reading contributions", lambda: len(pool), shown=opened.progress) as read:
             self.feeder.check(read)
         self.probe_rows = self._probe_rows(pool, decode, probe)
@@ -273,6 +277,7 @@ class PreparedRun(Parts[Planned]):
         )
         self._rates: list[float] = []
         self._drawn: list[int] = []
+        self._coming: deque[tuple[int, list[int], list[Planned]]] = deque()
         self.attempt: Attempt | None = None
         self.ended: tuple[str, str] | None = None
         self.dry = False
@@ -361,8 +366,7 @@ class PreparedRun(Parts[Planned]):
         drawing = self._going.drawing
         self.step = number
         self.gradients.phase = Phase.DRAWING
-        drawn = drawing.draw(number)
-        planned = drawing.planned(drawn)
+        drawn, planned = self._coming.popleft()[1:] if self._coming else self._draw(number)
         self.together.draw(self.router.sums, len(drawn), len(planned))
         self.folding.begin(wide=self.together.wide)
         if self.recorder.ledger.header.occurrences_public:
@@ -372,7 +376,27 @@ class PreparedRun(Parts[Planned]):
         self.recorder.require_noise(number, of_classes)
         self.gradients.use(stds)
         self._drawn = drawn
+        self._draw_ahead(number)
         return planned
+
+    def _draw(self, number: int) -> tuple[list[int], list[Planned]]:
+        """Draws a charged step and plans it, and has workers begin with it."""
+        drawn = self._going.drawing.draw(number)
+        planned = self._going.drawing.planned(drawn)
+        self.feeder.expect(planned, number)
+        return drawn, planned
+
+    def _draw_ahead(self, number: int) -> None:
+        """Draws steps behind one that runs, as far as workers have nothing to do.
+
+        Guarantee: no step is drawn before its window is charged. Within a window nothing changes who may be drawn, or how often
+        each was, and draws of a charged window count whether or not they were made.
+        """
+        while self.feeder.hungry:
+            coming = self._coming[-1][0] + 1 if self._coming else number + 1
+            if coming > self.policy.steps or self.recorder.needs_charge(coming):
+                return
+            self._coming.append((coming, *self._draw(coming)))
 
     @contextmanager
     def load(self, planned: Planned, number: int) -> Iterator[Microbatch]:
@@ -380,6 +404,7 @@ class PreparedRun(Parts[Planned]):
         bounds = self._going.drawing.bounds(planned)
         self.folding.expect(planned, bounds)
         rows = self.feeder.planned(planned, number)
+        self._draw_ahead(number)
         reads = self.schedule.read_sets[planned.reads]
         with self.under_way.enter(rows, number, bounds.permitted_NG, planned.reach, reads):
             yield rows
@@ -607,6 +632,7 @@ class PreparedRun(Parts[Planned]):
     def detach(self, ended: tuple[str, str]) -> None:
         """Leaves the sandbox, gives the parameters back to autograd and removes every hook; no more steps are taken."""
         self.ended = ended
+        self.feeder.close()
         self.under_way.leave()
         self.forwards.detach()
         self.gradients.close()

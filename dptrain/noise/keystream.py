@@ -162,8 +162,8 @@ def chacha_blocks(key: bytes, nonces: Sequence[bytes], blocks: int, device: torc
     Returns:
         int32, shape (nonces, 16 * blocks), on ``device``.
     """
-    head = torch.frombuffer(bytearray(_CONSTANTS + key), dtype=torch.int32).to(device)
-    tail = torch.frombuffer(bytearray(b"".join(nonces)), dtype=torch.int32).view(-1, 3).to(device)
+    head = torch.frombuffer(bytearray(_CONSTANTS + key), dtype=torch.int32).to(device, non_blocking=True)
+    tail = torch.frombuffer(bytearray(b"".join(nonces)), dtype=torch.int32).view(-1, 3).to(device, non_blocking=True)
     start = torch.empty(WORDS, len(nonces), blocks, dtype=torch.int32, device=device)
     start[:12] = head.view(12, 1, 1)
     start[12] = torch.arange(blocks, dtype=torch.int32, device=device)

@@ -489,7 +489,7 @@ class Router:
         assert self._armed is not None
         self._armed.pieces.clear()
         sandbox = self.sandbox
-        weight = weight.to(losses)
+        weight = weight.to(losses, non_blocking=True)
         if sandbox is not None:
             sandbox.refuse_leaves(losses)
             weight = sandbox.strike(losses, weight)

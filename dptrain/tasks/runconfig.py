@@ -194,6 +194,8 @@ class MachineConfig:
         microbatch: contributions per forward pass.
         microbatch_rows: examples per forward pass, at most; a contribution with more is spread over several and still clipped
             once. None for no limit.
+        workers: processes that decode and collate while the step runs, for data that takes long to decode; 0 for none.
+        prefetch: microbatches that each worker holds.
         compile: compile forward and backward pass of a microbatch into one graph; needs a C++ compiler. The same result up to
             rounding, sooner; each kind of microbatch costs some seconds to a minute when it first comes.
         products: ``fastest`` or ``torch``: on whose kernels float32 products compute (`dptrain.Microbatches`).
@@ -218,6 +220,8 @@ class MachineConfig:
     replaces: Location | None = None
     microbatch: int = 16
     microbatch_rows: int | None = None
+    workers: int = 0
+    prefetch: int = 2
     compile: bool = False
     products: Literal["fastest", "torch"] = "fastest"
     mixed_precision: Literal["no", "bf16"] = "no"
@@ -234,6 +238,8 @@ class MachineConfig:
         _check_ledger(self.ledger, self.ledger_state)
         rows = self.microbatch_rows
         _check("run.microbatch_rows", rows, rows is None or rows >= 1, "1 example or more")
+        _check("run.workers", self.workers, self.workers >= 0, "0 or more processes")
+        _check("run.prefetch", self.prefetch, self.prefetch >= 1, "1 microbatch or more")
         _check("run.checkpoint_every", self.checkpoint_every, self.checkpoint_every >= 0, "0 or more steps")
         _check("run.metrics_every", self.metrics_every, self.metrics_every >= 1, "1 step or more")
         _check("run.threads", self.threads, self.threads is None or self.threads >= 1, "1 or more")
@@ -318,7 +324,7 @@ class RunConfig:
             "registry": self.data.registry,
             "ledger": RunLedger(run.ledger, run.ledger_state, run.ledger_key, run.origin, keep_reading=kept_reading),
             "earlier": Earlier(run.earlier, run.replaces, run.earlier_keys),
-            "microbatches": Microbatches(run.microbatch, run.microbatch_rows, run.products),
+            "microbatches": Microbatches(run.microbatch, run.microbatch_rows, run.products, run.workers, run.prefetch),
             "noise": NoiseSource(run.noise_generator),
             "clock": Clock(jump_ok=clock_jump_ok),
             "resume": resume,

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from attest import processes
 from attest.attestation import Attestation
 from attest.corpus import Item, Locator, open_corpus, sign_corpus
 from attest.errors import AdmissionRefused, GateFailed, RegistryRefused
 from attest.gate import Gate, decide, run_gate
 from attest.gate import gate as gate_module
-from attest.gate import workers as workers_module
 from attest.gate.admission import Admitted, Refused, Seen
 from attest.gate.reading import Verified
-from attest.gate.workers import Work, Workers, available_processors
+from attest.gate.workers import Work, Workers
+from attest.processes import available_processors
 from tests.worlds.gate import NOW
 
 
@@ -132,13 +133,13 @@ def test_workers_end_with_the_stream_even_if_it_is_left_early(world, many, monke
     monkeypatch.setattr(gate_module, "PARALLEL_FROM", 0)
     monkeypatch.setattr(gate_module, "BATCH", 4)
     started = []
-    original = workers_module.subprocess.Popen
+    original = processes.subprocess.Popen
 
     def popen(*args, **options):
         started.append(original(*args, **options))
         return started[-1]
 
-    monkeypatch.setattr(workers_module.subprocess, "Popen", popen)
+    monkeypatch.setattr(processes.subprocess, "Popen", popen)
     stream = Gate(world.policy, world.registry, workers=2).judge(many, now=NOW)
     for _ in range(50):
         next(stream)

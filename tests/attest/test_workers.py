@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from attest import processes
 from attest.attestation import Attestation
 from attest.corpus import Item, Locator
 from attest.errors import GateFailed
@@ -90,7 +91,7 @@ def test_an_interpreter_that_does_not_know_itself_is_an_error(world, monkeypatch
 
 def test_a_frozen_program_does_not_start_itself_again(world, monkeypatch):
     monkeypatch.setattr(sys, "frozen", True, raising=False)
-    monkeypatch.setattr(workers_module.subprocess, "Popen", lambda *args, **options: pytest.fail("started"))
+    monkeypatch.setattr(processes.subprocess, "Popen", lambda *args, **options: pytest.fail("started"))
     with pytest.raises(GateFailed, match=r"WORKER.*no Python interpreter"):
         Workers(1, world.policy, world.registry, NOW)
 
@@ -106,7 +107,7 @@ def stillborn(tmp_path, monkeypatch):
             program = arguments if left and left.pop(0) else ["false"]
             return original(program, **options)
 
-        monkeypatch.setattr(workers_module.subprocess, "Popen", popen)
+        monkeypatch.setattr(processes.subprocess, "Popen", popen)
 
     return choose
 
@@ -127,19 +128,19 @@ def test_workers_that_never_start_are_done_without_unless_somebody_insists(world
 
 
 def test_a_pool_that_fails_to_start_leaves_no_process_and_no_open_file(world, monkeypatch):
-    original, processes = subprocess.Popen, []
+    original, started = subprocess.Popen, []
 
     def second_fails(*args, **options):
-        if processes:
+        if started:
             raise KeyboardInterrupt
-        processes.append(original(*args, **options))
-        return processes[0]
+        started.append(original(*args, **options))
+        return started[0]
 
     before = set(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(workers_module.subprocess, "Popen", second_fails)
+    monkeypatch.setattr(processes.subprocess, "Popen", second_fails)
     with pytest.raises(KeyboardInterrupt):
         Workers(2, world.policy, world.registry, NOW)
-    assert processes[0].poll() is not None
+    assert started[0].poll() is not None
     assert set(os.listdir("/proc/self/fd")) == before
 
 

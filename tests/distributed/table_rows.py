@@ -278,6 +278,7 @@ def _data() -> Iterator[Row]:
     yield from both(DATA, "public class, float64", classes=PUBLIC, change=nn.Module.double, world=many, rounding=True)
     yield from both(DATA, "several examples", **EXAMPLES)
     yield from both(DATA, "several examples, spread over microbatches", **SPREAD, quick=(0, 2))
+    yield from both(DATA, "several examples, decoded by workers", **(EXAMPLES | {"opening": {"workers": 1}}), quick=(1, 0))
     yield from both(DATA, "public lengths", subject=models.reader, classes=LENGTHS, world=models.lengthy, quick=(2, 0))
 
 

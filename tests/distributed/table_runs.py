@@ -74,6 +74,8 @@ class Run:
         _, _, self.steps = self.private.prepare(
             self.net, self.optimizer, self.subject.collate, layers=self.subject.layers, **preparing
         )
+        if row.opening.get("workers"):
+            assert self.private.prepared.feeder.workers.wait_ready(120)  # until then, the run decodes by itself
         self.foreseen = {name: one and one.planned for name, one in self.private.epsilon().items()}
         self.loss: Any = self.subject.losses
         if row.loss is not None:

@@ -31,7 +31,7 @@ def pool(tmp_path) -> Pool:
 def decoding(pool: Pool, *counts: int) -> Pool:
     """The same pool, whose contributions decode to these numbers of examples, one after the other; a policy permits five."""
     left = iter(counts)
-    return Pool(pool._corpus, lambda content: [token_record(0)] * next(left), pool.slots, pool._policy)
+    return Pool(pool.corpus, lambda content: [token_record(0)] * next(left), pool.slots, pool._policy)
 
 
 def test_a_contribution_has_no_more_examples_than_its_contributor_signed(pool: Pool) -> None:

@@ -58,7 +58,7 @@ def test_slots_of_equal_terms_stand_together_and_else_as_they_stood(trainer) -> 
 
 def test_what_was_counted_stays_with_its_contribution_in_another_order(trainer) -> None:
     pool = trainer.private.prepared.pool
-    fresh = Pool(pool._corpus, pool._decode, pool.slots, pool._policy)
+    fresh = Pool(pool.corpus, pool.decode, pool.slots, pool._policy)
     fresh.examples(1)
     fresh._sizes[1] = 5
     again = fresh.reordered(fresh.slots.take([3, 1, 0]))

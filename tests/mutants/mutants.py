@@ -34,6 +34,8 @@ UNTOUCHED = "dptrain/sandbox/untouched.py"
 OPTIMIZERS = "dptrain/sandbox/isolation.py"
 ISOLATION = "dptrain/sandbox/isolation.py"
 FEEDING = "dptrain/data/loader.py"
+READER = "dptrain/data/reader.py"
+FEEDING_WORKERS = "dptrain/data/workers.py"
 TRAINER = "dptrain/integrations/trainer.py"
 PACKING = "dptrain/data/packing.py"
 ITEMS = "dptrain/data/items.py"
@@ -73,6 +75,8 @@ T_A = "tests/guarantees/test_statement_a.py::"
 T_WATCH = "tests/engine/test_isolation_watch.py::"
 T_NUMBERS = "tests/engine/test_public_numbers.py::"
 T_LENGTHS = "tests/engine/test_public_lengths.py::"
+T_FEEDING = "tests/engine/test_feeding_workers.py::"
+T_READS = "tests/engine/test_device_reads.py::"
 T_START = "tests/engine/test_start_of_a_run.py::"
 T_INSIDE = "tests/engine/test_inside_a_microbatch.py::"
 T_HALF = "tests/engine/test_compiled_runs_in_half_precision.py::"
@@ -213,27 +217,54 @@ RANDOMNESS = (
         T_DRAWS + "test_what_cannot_be_addressed_is_refused_by_name_where_draws_are_secret",
     ),
     Mutant(
-        "a part of a contribution begins where the last one ended", FEEDING, "planned.examples, first=first, fill",
+        "a part of a contribution begins where the last one ended", READER, "planned.examples, first=first, fill",
         "planned.examples, first=0, fill",
         T_RANDOMNESS + "test_spread_over_several_microbatches",
     ),
     Mutant(
-        "collate that draws is seeded for every example", FEEDING, "_Apart(collate, 1, seeds, generators)",
+        "collate that draws is seeded for every example", READER, "_Apart(collate, 1, seeds, generators)",
         "_Apart(collate, 1)", T_RANDOMNESS + "test_augmentation_in_collate_belongs_to_the_example",
     ),
     Mutant(
-        "by a seed of that example", FEEDING, "self._generators.seed(self._seeds[start])",
+        "by a seed of that example", READER, "self._generators.seed(self._seeds[start])",
         "self._generators.seed(self._seeds[0])",
         T_RANDOMNESS + "test_augmentation_in_collate_belongs_to_the_example",
     ),
     Mutant(
-        "and of that step", FEEDING, "seed_of(owner_tag(step, name), \"collate\")", "seed_of(owner_tag(0, name), \"collate\")",
+        "and of that step", READER, "seed_of(owner_tag(step, name), \"collate\")", "seed_of(owner_tag(0, name), \"collate\")",
         T_RANDOMNESS + "test_augmentation_in_collate_is_drawn_anew_in_every_step",
     ),
     Mutant(
         "a collate with a generator of its own is refused", FEEDING, "if len(slots) == 1 and self._sandbox.secret:",
         "if False:",
         T_RANDOMNESS + "test_collate_that_draws_from_a_generator_of_its_own_is_refused",
+    ),
+    Mutant(
+        "nobody is drawn ahead of the charge", ENGINE, " or self.recorder.needs_charge(coming):", ":",
+        T_FEEDING + "test_nobody_is_drawn_before_the_window_of_the_step_is_charged",
+    ),
+    Mutant(
+        "rows that were made before collate was seen to draw are made again", FEEDING,
+        "return all(one.draws[1] == reader.collate_draws for one in done)", "return True",
+        T_FEEDING + "test_collate_that_begins_to_draw_amid_a_run_is_seeded_from_the_same_microbatch_on",
+    ),
+    Mutant(
+        "a worker draws under the seed of the run", FEEDING_WORKERS, "Numbers(task.seed)", "Numbers(bytes(16))",
+        T_FEEDING + "test_a_run_is_the_same_to_the_bit_with_workers_and_without",
+    ),
+    Mutant(
+        "what a worker cannot read is read again where it belongs", FEEDING,
+        "            self._tell(failed[0])\n            return None\n", "            raise RuntimeError(failed[0].failed)\n",
+        T_FEEDING + "test_content_that_changed_is_refused_where_it_would_be_without_workers",
+    ),
+    Mutant(
+        "workers end with the run", ENGINE, "        self.ended = ended\n        self.feeder.close()\n",
+        "        self.ended = ended\n",
+        T_FEEDING + "test_no_process_and_no_open_file_is_left_behind_a_run",
+    ),
+    Mutant(
+        "norms come to the host at once", CLIPPING, "    if len({square.device for square in squares}) == 1:", "    if False:",
+        T_READS + "test_the_host_reads_a_device_once_a_microbatch",
     ),
     Mutant(
         "Python's generator is put back", GENERATORS, "        random.setstate(self._before[0])\n", "",

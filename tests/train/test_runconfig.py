@@ -125,6 +125,8 @@ def test_no_key_of_a_run_file_is_a_key_of_a_policy() -> None:
         ('[optimizer]\nname = "lbfgs"\n', "'adamw' or 'sgd'"),
         ("[run]\nmicrobatch = 0\n", "1 contribution or more"),
         ("[run]\nmicrobatch_rows = 0\n", "1 example or more"),
+        ("[run]\nworkers = -1\n", "0 or more processes"),
+        ("[run]\nprefetch = 0\n", "1 microbatch or more"),
         ("[run]\nmicrobatch = 1.5\n", "a whole number"),
         ("[run]\nmicrobatch = true\n", "a whole number"),
         ('[run]\nmixed_precision = "fp16"\n', "'no' or 'bf16'"),

@@ -18,6 +18,7 @@ import dptrain.engine.private_training
 from attest import signed_file
 from attest.registry import RegistryLog
 from attest.withdrawal import Withdrawal, sign_withdrawal
+from dptrain.data.workers import Workers
 from dptrain.demo.public import TIERS
 from dptrain.tasks.runconfig import RunConfig
 from dptrain.tasks.runs import STAMP
@@ -43,6 +44,19 @@ def test_a_run_trains_saves_and_leaves_a_record_that_verifies(digits_world: Digi
     assert verify_export(result["export"], key).verdict == "FULL"
     assert AutoModelForImageClassification.from_pretrained(result["model"]).config.num_labels == 10
     assert (digits_world.root / "ledger.db.checkpoints").is_dir()
+
+
+def test_a_run_file_may_ask_for_workers(digits_world: Digits, train_json: TrainJson, monkeypatch: pytest.MonkeyPatch) -> None:
+    digits_world.change_run('output = "out"', 'output = "out"\nworkers = 1\nprefetch = 3')
+    given, original = [], Workers.__init__
+
+    def made(self: Workers, *how: object) -> None:
+        original(self, *how)
+        given.append((how[:2], self.wait_ready(60)))
+
+    monkeypatch.setattr(Workers, "__init__", made)
+    code, result = train_json(digits_world.run)
+    assert (code, result["verdict"], given) == (0, "FULL", [((1, 3), True)])
 
 
 def test_A24_an_older_registry_than_one_that_was_used_is_refused_by_train(

@@ -33,6 +33,8 @@ def opening(
     earlier_keys: Any = (),
     microbatch: int = 16,
     microbatch_rows: int | None = None,
+    workers: int = 0,
+    prefetch: int = 2,
     clock: Any = None,
     clock_jump_ok: bool = False,
     insecure_test_key: bytes | None = None,
@@ -44,7 +46,7 @@ def opening(
     return {
         "ledger": RunLedger(ledger, ledger_state, ledger_key, origin, checkpoint_dir, kept_reading),
         "earlier": Earlier(earlier, replaces, earlier_keys),
-        "microbatches": Microbatches(microbatch, microbatch_rows, products),
+        "microbatches": Microbatches(microbatch, microbatch_rows, products, workers, prefetch),
         "clock": Clock(jump_ok=clock_jump_ok) if clock is None else Clock(clock, clock_jump_ok),
         "noise": NoiseSource(noise_generator, insecure_test_key),
     } | others
