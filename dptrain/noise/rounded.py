@@ -7,10 +7,11 @@ Proof:
     Let u = 2^-53, r the radius, v the reference's normal in lattice steps of 2^-32, and w the cheap one. Pairs with x < 2^-10
     are left to the reference.
 
-    * *Radius.* Here x is the middle of 2^-53 in which the reference's lies, 2^-54 off at most. Where the logarithm is of x, that
-      is 2^-44 of it, and 2^-44/r of r, which is 3.7 there; of 1 - x, it is u, and as much for its rounding, and r is above
-      2^-4.6. In steps: 2^-13.8 together at most. Logarithms to 1 ulp (the reference) and 4 ulp (this), halved in relative
-      size by the root, and roots to 1 ulp and half of one: 8 u of r. The factor under the root is rounded, 1 u of r.
+    * *Radius.* Here x is the middle of the 2^-53 in which the reference's lies, so 2^-54 off at most. Where the logarithm is of
+      x, that is 2^-44 of it, and moves r by 2^-44/r, where r is 3.7 at least; where it is of 1 - x, it is u, as much again for
+      its rounding, and r is above 2^-4.6. In steps that is 2^-13.8 at most. Logarithms to 1 ulp (the reference) and 4 ulp
+      (this), halved in relative size by the root, and roots to 1 ulp and half of one: 8 u of r. The factor under the root is
+      rounded, 1 u of r.
     * *Angle of the reference.* 2 pi 2^-53 and the product with it are rounded, 2 pi 2 u; its sine to 1 ulp and the product
       with the radius: 15 u of r.
     * *Angle here.* The middle of one cell of 4096 by a table, of which angles below pi/4 and their sines are rounded: 3 u. From
