@@ -38,8 +38,8 @@ class Written:
 
 def corners() -> np.ndarray:
     """Words at the ends of what a uniform, a cell of angles and the bit of a side may be, each with each."""
-    ends = [0, 1, 2, (1 << 12) - 1, 1 << 12, 1 << 32, 1 << 53, (1 << 54) - 1, 1 << 54, 1 << 55]
-    ends += [(1 << 64) - (1 << 12), (1 << 64) - 1]
+    ends = [(1 << 64) - 1, (1 << 64) - (1 << 12), 1 << 55, 1 << 54, (1 << 54) - 1]
+    ends += [1 << 53, 1 << 32, 1 << 12, (1 << 12) - 1, 2, 1, 0]  # the tail last: its places are not those among the unsure
     cells = [place << 52 for place in (0, 1, 511, 512, 513, 1023, 1024, 1536, 2047, 2048, 3071, 3072, 4095)]
     inside = [0, 1, 2, 3, 0x7FF, 0x800, 1 << 51, (1 << 51) - 1, (1 << 52) - 2, (1 << 52) - 1]
     seconds = [cell | low for cell in cells for low in inside]
