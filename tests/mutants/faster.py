@@ -1,4 +1,4 @@
-"""Mutants of what is computed by a shorter way and must have every bit of the longer: noise in lattice steps, and `prv`."""
+"""Mutants of what is computed by a shorter way and must give what the longer does: noise, `prv`, and curves."""
 
 from tests.mutants.mutant import Mutant
 
@@ -15,7 +15,19 @@ T_PRV = "tests/accounting/test_prv.py::"
 T_OPACUS = T_PRV + "test_every_bit_is_opacus_s_own_on_that_grid"
 T_POWER = T_PRV + "test_a_power_has_every_bit_of_opacus_s_composition"
 
+TILTED = "ledger/accountants/pld/tilted.py"
+T_DELTAS = "tests/ledger/test_accountants_at_deltas.py::"
+T_ALONE = T_DELTAS + "test_every_delta_has_the_figure_that_it_has_alone"
+
 FASTER = (
+    Mutant(
+        "a composition is read where it is as good", TILTED, "_CLOSE_SHARE: Final = 1e-9", "_CLOSE_SHARE: Final = 0.5", T_ALONE,
+    ),
+    Mutant(
+        "it is made a few times alone", TILTED, "if kept is not None and key in kept:", "if False:",
+        T_DELTAS + "test_a_sum_is_composed_for_few_of_the_deltas",
+    ),
+    Mutant("sums of other steps are others", TILTED, "((id(part), steps) for", "((0, 0) for", T_ALONE),
     Mutant(
         "what is near a middle is asked of the reference", ROUNDED, "UNSURE: Final = 2.0**-10", "UNSURE: Final = 0.0", T_BITS,
     ),
