@@ -6,7 +6,8 @@ import pytest
 
 from ledger import accountants
 from ledger.accountants import AccountantError, Phase, core
-from ledger.accountants.pld import composed, tilted
+from ledger.accountants.gaussian import epsilon_of_mu
+from ledger.accountants.pld import composed, losses, tilted
 
 DELTAS = (1e-12, 1e-11, 1e-9, 1e-7, 3e-6, 1e-5, 1e-3, 1e-2, 1e-1)
 RUNS = {
@@ -33,6 +34,18 @@ def test_accountants_that_compose_nothing_give_their_own_bits(name):
     assert found == tuple(accountants.epsilon_of_phases(run, delta, name) for delta in DELTAS)
     replaced = accountants.epsilon_at_deltas(run, DELTAS, name, replace=True)
     assert replaced == tuple(map(max, found, accountants.epsilon_at_deltas(run, DELTAS, replace=True)))
+
+
+def test_what_is_read_at_another_delta_is_not_below_the_exact_gaussian():
+    """Releases of which nothing is sampled, put on the grid and composed all the same; sums of other steps are kept apart."""
+    parts, kept = losses.one_step(2.0, 1.0, 1e-4), {}
+    for steps in (9, 36):
+        mu = math.sqrt(steps) / 2.0
+        for delta in DELTAS:
+            found = tilted.epsilon([(parts[0], steps)], 1e-4, delta, 1 << 22, kept)
+            exact = epsilon_of_mu(mu, delta)
+            assert exact <= found <= exact + 1e-6, (steps, delta)
+    assert len(kept) == 2
 
 
 def test_a_sum_is_composed_for_few_of_the_deltas(monkeypatch):

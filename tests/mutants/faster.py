@@ -27,7 +27,10 @@ FASTER = (
         "it is made a few times alone", TILTED, "if kept is not None and key in kept:", "if False:",
         T_DELTAS + "test_a_sum_is_composed_for_few_of_the_deltas",
     ),
-    Mutant("sums of other steps are others", TILTED, "((id(part), steps) for", "((0, 0) for", T_ALONE),
+    Mutant(
+        "sums of other steps are others", TILTED, "((id(part), steps) for", "((0, 0) for",
+        T_DELTAS + "test_what_is_read_at_another_delta_is_not_below_the_exact_gaussian",
+    ),
     Mutant(
         "what is near a middle is asked of the reference", ROUNDED, "UNSURE: Final = 2.0**-10", "UNSURE: Final = 0.0", T_BITS,
     ),
