@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable
 
+from dptrain import opacus_prv
 from dptrain.accounting import register
 from ledger import accountants
 from ledger.accountants import ACCOUNTANTS, Phase, renyi
@@ -23,6 +24,8 @@ def _forget() -> None:
     accountants.core.cached.cache_clear()
     accountants.mixtures._mixture.cache_clear()
     accountants.pld._steps.cache_clear()
+    accountants.pld.epsilon_at_deltas.cache_clear()
+    opacus_prv._divergences.cache_clear()
     renyi._step_curve.cache_clear()
     renyi.log_moment.cache_clear()
 

@@ -68,41 +68,12 @@ def epsilon(phases: Sequence[Phase], delta: float) -> float | None:
 
 
 def _accountant() -> Any:
-    """Returns opacus's accountant on a grid of which the length has small prime factors alone.
+    """Returns opacus's accountant, by the code that computes its figures fast."""
+    import opacus.accountants  # noqa: F401 - says that it is not installed, before what imports it does
 
-    The library's grid is as long as its domain is wide over its mesh, often a large prime, on which a transform takes several
-    times as long. This one has the mesh and a few points more on either side: a larger domain is as valid (Gopi, Lee and
-    Wutschitz 2021, Remark 5.6), and the figure the same to 1e-5.
-    """
-    from opacus.accountants import PRVAccountant
-    from opacus.accountants.analysis.prv import Domain
+    from dptrain.opacus_prv import Accountant
 
-    accountant: Any = PRVAccountant()
-    theirs = accountant._get_domain
-
-    def smooth(**arguments: Any) -> Any:
-        found = theirs(**arguments)
-        more = _smooth(found.size) - found.size
-        return Domain(found.t_min - found.dt * (more // 2), found.t_max + found.dt * (more - more // 2), found.size + more)
-
-    accountant._get_domain = smooth
-    return accountant
-
-
-def _smooth(length: int) -> int:
-    """Returns the least even number, not below ``length``, without prime factors above 5."""
-    best = 1 << max(1, (length - 1).bit_length())
-    fives = 1
-    while fives < best:
-        threes = fives
-        while threes < best:
-            twos = 2 * threes
-            while twos < length:
-                twos *= 2
-            best = min(best, twos)
-            threes *= 3
-        fives *= 5
-    return best
+    return Accountant()
 
 
 def points(phases: Sequence[Phase], delta: float) -> float:

@@ -15,6 +15,7 @@ import torch
 from dptrain.noise.keystream import KeyStream
 from dptrain.noise.mechanism import Independent
 from dptrain.noise.normals import TAIL_LANE, Blocks, BoxMuller
+from dptrain.noise.rounded import RoundedNormals
 from dptrain.noise.threads import Threads
 from ledger.accountants.table import LATTICE_BITS
 
@@ -179,10 +180,7 @@ class LatticeGaussian(OnHost):
             step, lane: the address; ``lane`` is the index of a tensor, below 2^31.
             stream: another one than that of this attempt.
         """
-        if offset % 2:
-            raise ValueError(f"offset must be even, got {offset}: coordinates are drawn in pairs")
-        if not 0 <= lane < TAIL_LANE:
-            raise ValueError(f"lane {lane} is not the index of a tensor, expected 0 to 2^31 - 1")
+        _require_address(lane, offset)
         transform = getattr(self._kept, "transform", None)
         if transform is None:
             transform = self._kept.transform = BoxMuller()
@@ -203,6 +201,20 @@ class LatticeGaussian(OnHost):
 
     def noise(self, step: int, lane: int, start: int, count: int, draws: int) -> np.ndarray:
         """Returns the normals of `gaussian` in lattice steps, rounded."""
+        if draws == 1:
+            _require_address(lane, start)
+            rounding = getattr(self._kept, "rounding", None)
+            if rounding is None:
+                rounding = self._kept.rounding = RoundedNormals(LATTICE_BITS)
+            return rounding.steps(self._stream, step, lane, start, count)
         noise = self.gaussian(step, lane, start, count, draws).numpy()
         noise *= 2.0**LATTICE_BITS
         return np.rint(noise, out=noise)
+
+
+def _require_address(lane: int, offset: int) -> None:
+    """Raises ValueError for what is not the address of a pair of coordinates of a tensor."""
+    if offset % 2:
+        raise ValueError(f"offset must be even, got {offset}: coordinates are drawn in pairs")
+    if not 0 <= lane < TAIL_LANE:
+        raise ValueError(f"lane {lane} is not the index of a tensor, expected 0 to 2^31 - 1")

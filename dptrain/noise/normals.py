@@ -5,6 +5,7 @@ torch's, whose last bit every release since the first version follows.
 """
 
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -54,15 +55,25 @@ class BoxMuller:
         Args:
             step, lane: the address; ``lane`` is below ``TAIL_LANE``.
         """
-        pairs = (count + 1) // 2
+        pairs, block = (count + 1) // 2, offset // 2
+        data = stream.read(step, lane, block, pairs)
+        assert len(data) == pairs * _BLOCK_BYTES
+        words = np.frombuffer(data, dtype="<u8").reshape(pairs, 2)
+        return self.transformed(words, lambda place: stream.read(step, lane | TAIL_LANE, block + place, 1)).view(-1)[:count]
+
+    def transformed(self, words: np.ndarray, more: Callable[[int], bytes]) -> torch.Tensor:
+        """Returns the pairs of normals that blocks give (float64, shape (pairs, 2)).
+
+        Args:
+            words: the blocks, two words each, uint64, shape (pairs, 2).
+            more: gives the second block of a pair in the tail, by its place among these.
+        """
+        pairs = len(words)
         if pairs > len(self._mask):
             self._room(pairs)
         first, second, fine = (buffer[:pairs] for buffer in self._integers)
         x, square, angle = (buffer[:pairs] for buffer in self._floats)
         mask = self._mask[:pairs]
-        data = stream.read(step, lane, offset // 2, pairs)
-        assert len(data) == pairs * _BLOCK_BYTES
-        words = np.frombuffer(data, dtype="<u8").reshape(pairs, 2)
         np.copyto(first, words[:, 0])
         np.copyto(second, words[:, 1])
 
@@ -83,8 +94,7 @@ class BoxMuller:
         _to_float(fine, square)  # one where u = 1 - x
         small = np.flatnonzero(np.less(x, _CENTRE, out=mask))  # a few in a thousand
         for index in small[x[small] < TAIL].tolist():
-            more = stream.read(step, lane | TAIL_LANE, offset // 2 + index, 1)
-            x[index] += (int.from_bytes(more[:8], "little") >> 11) * 2.0**-128
+            x[index] += (int.from_bytes(more(index)[:8], "little") >> 11) * 2.0**-128
         centre = small[square[small] == 1.0]
         near_one = torch.log1p(-torch.from_numpy(x[centre])).numpy()
         np.subtract(square, x, out=square)
@@ -104,7 +114,7 @@ class BoxMuller:
         places = out.numpy()
         np.multiply(square, x, out=places[:, 0])
         np.multiply(square, angle, out=places[:, 1])
-        return out.view(-1)[:count]
+        return out
 
 
 def _to_float(integers: np.ndarray, out: np.ndarray) -> None:

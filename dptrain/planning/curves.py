@@ -92,19 +92,28 @@ def curve(
     if over == "steps":
         total = sum(phase.steps for phase in phases)
         xs = sorted({max(1, round(total ** (index / (POINTS - 1)))) for index in range(POINTS)}) if total else [1]
-        runs = [(first_steps(phases, x), delta) for x in xs]
     else:
         decades = range(round(math.log10(MIN_DELTA)), -1)
         xs = sorted({*(float(f"1e{exponent}") for exponent in decades), delta})
-        runs = [(list(phases), x) for x in xs]
 
-    # A point at a time: what one accountant composed, the others take from it.
     found: dict[tuple[str, bool], list[float]] = {(name, replaced): [] for name in names for replaced in (False, True)}
-    for run, at in runs:
-        for (name, replaced), values in found.items():
-            values.append(accountants.epsilon_of_phases(run, at, name, family=family, replace=replaced))
+
+    def add(name: str, replaced: bool, values: Sequence[float]) -> None:
+        for value in values:
+            found[name, replaced].append(value)
             if progress is not None:
                 progress(sum(map(len, found.values())))
+
+    if over == "delta":
+        for name, replaced in found:
+            values = list(accountants.epsilon_at_deltas(phases, xs, name, family=family, replace=replaced))
+            # That of the run to the last bit, as it is shown beside the curve.
+            values[xs.index(delta)] = accountants.epsilon_of_phases(phases, delta, name, family=family, replace=replaced)
+            add(name, replaced, values)
+    else:  # a point at a time: what one accountant composed, the others take from it
+        for run in (first_steps(phases, x) for x in xs):
+            for name, replaced in found:
+                add(name, replaced, [accountants.epsilon_of_phases(run, delta, name, family=family, replace=replaced)])
     return Curve(
         over,
         tuple(xs),

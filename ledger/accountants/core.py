@@ -88,6 +88,39 @@ def epsilon_of_phases(
     return cached(merged(phases), check_delta(delta), accountant, family, replace)
 
 
+def epsilon_at_deltas(
+    phases: Sequence[Phase],
+    deltas: Sequence[float],
+    accountant: str = "pld",
+    *,
+    family: str = "gaussian",
+    replace: bool = False,
+) -> tuple[float, ...]:
+    """Returns epsilon of one run at several deltas, for a curve: `pld` composes it a few times at most and reads the others.
+
+    Guarantee: Every value is an upper bound, as that of `epsilon_of_phases` at this delta, and within 4e-7 of it, mostly within
+    1e-9. What is recorded is that one.
+
+    Args:
+        phases, accountant, family, replace: as in `epsilon_of_phases`.
+        deltas: in any order, each at least 1e-12.
+
+    Raises:
+        AccountantError: as `epsilon_of_phases`.
+    """
+    check_accountant(accountant)
+    normal, checked = merged(phases), tuple(map(check_delta, deltas))
+    if normal and normal[0].noise_multiplier > 0.0:
+        cost = check(family, accountant)
+        if replace and not cost.replaces(accountant):
+            own = epsilon_at_deltas(normal, checked, accountant, family=family)
+            return tuple(map(max, own, epsilon_at_deltas(normal, checked, family=family, replace=True)))
+        found = cost.epsilon_at(Sampled(normal), checked, accountant, replace=replace)
+        if found is not None:
+            return found
+    return tuple(cached(normal, delta, accountant, family, replace) for delta in checked)
+
+
 def epsilon_of_phases_capped(
     phases: Sequence[Phase], occurrences: int, delta: float, accountant: str = "pld", *, family: str = "gaussian"
 ) -> float:

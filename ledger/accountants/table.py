@@ -18,7 +18,7 @@ from attest.policy.mechanism import GAUSSIAN, MechanismRule
 from attest.policy.rules import ACCOUNTANTS as NAMES
 from attest.policy.sampling import CYCLIC, period
 from attest.schema.words import NOT_INSTALLED, Words, check_among, is_foreign
-from ledger.accountants.phases import Counted, Participation, Phase
+from ledger.accountants.phases import Counted, Participation, Phase, Sampled
 from ledger.errors import AccountantError
 
 if TYPE_CHECKING:
@@ -93,6 +93,12 @@ class Accountant:
         Guarantee: An upper bound at ``delta`` under zero-out adjacency, in both directions.
         """
         raise NotImplementedError
+
+    def sampled_at(
+        self, phases: tuple[Phase, ...], deltas: tuple[float, ...], family: str, *, replace: bool = False
+    ) -> tuple[float, ...] | None:
+        """Returns epsilon as `sampled` at each of these deltas, composed once for all; None where `sampled` is as good."""
+        return None
 
     def counted(self, participation: Counted, delta: float, family: str) -> float:
         """Returns epsilon of releases of which everybody knows that the contribution took part; an upper bound as `sampled`."""
@@ -186,6 +192,14 @@ class Cost:
         if isinstance(participation, Counted):
             return row.counted(participation, delta, law)
         return row.sampled(participation.phases, delta, law, replace=replace)
+
+    def epsilon_at(
+        self, participation: Sampled, deltas: tuple[float, ...], accountant: str, *, replace: bool = False
+    ) -> tuple[float, ...] | None:
+        """Returns `epsilon` at each of these deltas by `Accountant.sampled_at`; None where `epsilon` is as good."""
+        if type(self).epsilon is not Cost.epsilon:
+            return None
+        return ACCOUNTANTS[accountant].sampled_at(participation.phases, deltas, self.law or self.name, replace=replace)
 
     def replaces(self, accountant: str) -> bool:
         """Tells whether `epsilon` under this accountant knows content replacement."""

@@ -10,6 +10,7 @@ from ledger import accountants
 from ledger.accountants import Phase, prv
 
 opacus = pytest.importorskip("opacus")
+opacus_prv = pytest.importorskip("dptrain.opacus_prv")
 
 
 @pytest.fixture(autouse=True)
@@ -44,20 +45,60 @@ def test_a_smoother_grid_has_opacus_s_figure(z, q, steps):
     assert plugged.epsilon((Phase(z, q, steps),), 1e-6) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("phases", "delta"),
+    [
+        ([(1.0, 0.01, 1000)], 1e-6),
+        ([(3.0, 0.01, 20_000)], 1e-9),
+        ([(0.8, 0.2, 30)], 1e-3),
+        ([(0.3, 1e-4, 7)], 1e-5),
+        ([(2.0, 1.0, 50)], 1e-5),
+        ([(12.0, 0.97, 2)], 0.3),
+        ([(1.0, 0.5, 1)], 1e-5),
+        ([(5.0, 0.01, 10)], 0.3),  # epsilon lies below the middle of the grid
+        ([(1.0, 0.01, 301), (2.0, 0.05, 100), (4.0, 0.05, 1), (5.0, 1.0, 2)], 1e-6),
+    ],
+)
+def test_every_bit_is_opacus_s_own_on_that_grid(phases, delta):
+    """A step's losses are computed where they are neither impossible nor all below, and nothing changes."""
+    from opacus.accountants.analysis.prv import Domain
+
+    theirs = opacus.accountants.PRVAccountant()
+    theirs.history = phases
+    domain_of = theirs._get_domain
+
+    def smooth(**asked):
+        found = domain_of(**asked)
+        more = opacus_prv.smooth(found.size) - found.size
+        return Domain(found.t_min - found.dt * (more // 2), found.t_max + found.dt * (more - more // 2), found.size + more)
+
+    theirs._get_domain = smooth
+    expected = theirs.get_epsilon(delta, eps_error=plugged.EPS_ERROR, delta_error=delta * plugged.DELTA_ERROR)
+    assert plugged.epsilon([Phase(*phase) for phase in phases], delta) == expected
+
+
+def test_a_power_has_every_bit_of_opacus_s_composition():
+    import numpy as np
+    from opacus.accountants.analysis.prv import DiscretePRV, Domain
+    from opacus.accountants.analysis.prv.compose import _compose_fourier
+
+    masses = np.random.default_rng(1).dirichlet(np.ones(9))
+    for length, times in ((1024, 1), (1024, 2), (1024, 99), (1000, 100), (1000, 12_345)):
+        step = DiscretePRV(np.concatenate([np.zeros(length - 9), masses]), Domain(-1.0, 1.0, length, 0.25))
+        expected, found = _compose_fourier(step, times), opacus_prv.repeated(step, times)
+        assert np.array_equal(found.pmf, expected.pmf) and found.domain == expected.domain
+
+
 def test_the_next_smooth_number_is_the_next():
     for length in (1, 2, 3, 7, 97, 101, 1021, 2049, 65_537):
         whole = next(n for n in itertools.count(max(2, length)) if n % 2 == 0 and 60**40 % n == 0)
-        assert plugged._smooth(length) == whole
+        assert opacus_prv.smooth(length) == whole
 
 
 def test_no_grid_has_a_large_prime_factor(monkeypatch):
-    from opacus.accountants import prv as module
-
     seen = []
-    compose = module.compose_heterogeneous
-    monkeypatch.setattr(
-        module, "compose_heterogeneous", lambda dprvs, **rest: seen.append(len(dprvs[0])) or compose(dprvs, **rest)
-    )
+    repeated = opacus_prv.repeated
+    monkeypatch.setattr(opacus_prv, "repeated", lambda step, times: seen.append(len(step)) or repeated(step, times))
     for steps in (999, 1000, 1013):
         plugged.epsilon((Phase(1.0, 0.01, steps),), 1e-6)
         length = seen.pop()

@@ -8,6 +8,7 @@ from tests.mutants.consent import CONSENT
 from tests.mutants.contributions import CONTRIBUTIONS
 from tests.mutants.correlated import CORRELATED
 from tests.mutants.counted import COUNTS
+from tests.mutants.faster import FASTER
 from tests.mutants.generating import GENERATED
 from tests.mutants.ink import FROM_REFERENCES
 from tests.mutants.mutant import Mutant
@@ -900,6 +901,7 @@ GROUPS = {
     "gradient rules and masks": RULES,
     "clipped sums and their release": CLIPPED,
     "random numbers": RANDOMNESS,
+    "shorter ways to the same bits": FASTER,
     "what a forward writes": WRITTEN,
     "foreign leaves": LEAVES,
     "events that follow content": EVENTS,

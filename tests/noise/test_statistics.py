@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("scipy")
 
-from dptrain.noise import DeviceGaussian, KeyStream, LatticeGaussian, normals  # noqa: E402
+from dptrain.noise import DeviceGaussian, KeyStream, LatticeGaussian, normals, rounded  # noqa: E402
 from dptrain.noise.keystream import ChaChaStream  # noqa: E402
 from dptrain.noise.normals import TAIL_LANE  # noqa: E402
 from tests.noise.battery import ALARM, Battery, correlation  # noqa: E402
@@ -140,6 +140,14 @@ def test_changed_words_raise_the_alarm_meant_for_them(fault: str) -> None:
 @pytest.mark.parametrize("scale", [0.9995, 1.0005, 0.5])
 def test_a_wrong_scale_of_angles_raises_an_alarm(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(normals, "math", SimpleNamespace(pi=math.pi * scale))
+    monkeypatch.setattr(rounded, "UNSURE", 1.0)  # the reference is asked for all
+    assert "angle" in alarms(noise_of(stream()))
+
+
+@pytest.mark.parametrize("scale", [0.9995, 1.0005, 0.5])
+def test_a_wrong_table_of_angles_raises_an_alarm(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    angles = (np.arange(len(rounded._TURNS)) + 0.5) * (2.0 * math.pi / len(rounded._TURNS))
+    monkeypatch.setattr(rounded, "_TURNS", np.exp(1j * angles * scale))
     assert "angle" in alarms(noise_of(stream()))
 
 

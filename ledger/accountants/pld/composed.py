@@ -53,7 +53,17 @@ QUIET: Final = 4.0
 _COARSE_MU: Final = 10.0
 
 
-def epsilon_of_phases(phases: Sequence[Phase], delta: float, *, replace: bool = False) -> float:
+class _Once:
+    """Keeps what was composed for one run, to be read at other deltas too."""
+
+    def __init__(self) -> None:
+        self.sums: tilted.Composed = {}
+        self.steps = lru_cache(maxsize=None)(losses.one_step)
+
+
+def epsilon_of_phases(
+    phases: Sequence[Phase], delta: float, *, replace: bool = False, once: _Once | None = None
+) -> float:
     """Returns epsilon of heterogeneous phases, composed by convolving their loss distributions.
 
     Guarantee: An upper bound under zero-out (or add-or-remove-one) adjacency, both directions; with ``replace``, under content
@@ -65,6 +75,7 @@ def epsilon_of_phases(phases: Sequence[Phase], delta: float, *, replace: bool = 
         phases: in normal form (`phases.merged`), none empty, each with noise.
         delta: the delta of the policy.
         replace: content replacement in the place of zero-out.
+        once: what was composed for other deltas; by default nothing is kept.
 
     Source: Zhu, Dong and Wang (2022), Theorem 10 (dominating pairs compose); Balle and Wang (2018), Theorem 8.
     """
@@ -74,7 +85,20 @@ def epsilon_of_phases(phases: Sequence[Phase], delta: float, *, replace: bool = 
         return unsampled
     rest = math.sqrt(loss_of(p for p in phases if p not in sampled))
     interval = INTERVAL * max(1.0, (rest / _COARSE_MU) ** 2, *((COARSE_BELOW / p.noise_multiplier) ** 2 for p in sampled))
-    return min(unsampled, _composed(phases, sampled, rest, interval, delta, replace))
+    return min(unsampled, _composed(phases, sampled, rest, interval, delta, replace, once))
+
+
+@lru_cache(maxsize=32)
+def epsilon_at_deltas(phases: tuple[Phase, ...], deltas: tuple[float, ...], replace: bool) -> tuple[float, ...]:
+    """Returns epsilon at every delta, by few compositions: one is read wherever it is as good as one made for that delta.
+
+    Guarantee: Every value is an upper bound as that of `epsilon_of_phases`; they differ by less than 4e-7, as
+    other tilts do, mostly by 1e-9.
+    """
+    once, found = _Once(), {}
+    for delta in sorted(set(deltas)):
+        found[delta] = epsilon_of_phases(phases, delta, replace=replace, once=once)
+    return tuple(found[delta] for delta in deltas)
 
 
 def epsilon_of_counted(participation: Counted, delta: float) -> float:
@@ -102,6 +126,11 @@ class Pld(Accountant):
     def sampled(self, phases: tuple[Phase, ...], delta: float, family: str, *, replace: bool = False) -> float:
         return epsilon_of_phases(phases, delta, replace=replace)
 
+    def sampled_at(
+        self, phases: tuple[Phase, ...], deltas: tuple[float, ...], family: str, *, replace: bool = False
+    ) -> tuple[float, ...]:
+        return epsilon_at_deltas(phases, deltas, replace)
+
     def counted(self, participation: Counted, delta: float, family: str) -> float:
         return epsilon_of_counted(participation, delta)
 
@@ -110,7 +139,13 @@ class Pld(Accountant):
 
 
 def _composed(
-    phases: Sequence[Phase], sampled: Sequence[Phase], rest: float, interval: float, delta: float, replace: bool
+    phases: Sequence[Phase],
+    sampled: Sequence[Phase],
+    rest: float,
+    interval: float,
+    delta: float,
+    replace: bool,
+    once: _Once | None,
 ) -> float:
     """Returns epsilon of sampled phases and a Gaussian of mu = ``rest``; at most the Renyi bound, where one is at hand.
 
@@ -135,7 +170,8 @@ def _composed(
     if steps > MOST_STEPS or rest > MOST_MU or not longest <= MAX_POINTS * interval:
         return bound
     for grid in (interval * factor for factor in COARSER):
-        found = _on_grid(held, grid, delta, replace, _steps if longest <= KEPT_POINTS * grid else losses.one_step)
+        steps_of = _steps if longest <= KEPT_POINTS * grid else losses.one_step if once is None else once.steps
+        found = _on_grid(held, grid, delta, replace, steps_of, None if once is None else once.sums)
         if found < math.inf:
             return min(found, bound)
     return bound
@@ -147,13 +183,14 @@ def _on_grid(
     delta: float,
     replace: bool,
     steps: Callable[[float, float, float, bool], tuple[losses.OneStep, ...]],
+    kept: tilted.Composed | None,
 ) -> float:
     """Returns epsilon of (z, q, number of steps) on one grid, the larger of both directions; inf where it is too fine."""
     found = 0.0
     for parts in zip(*(steps(z, q, interval, replace) for z, q, _ in held), strict=True):
         composed = [(part, count) for part, (_, _, count) in zip(parts, held, strict=True)]
         if found == 0.0 or not (math.isinf(found) or tilted.covers(composed, interval, delta, found)):
-            found = max(found, tilted.epsilon(composed, interval, delta, MAX_POINTS))
+            found = max(found, tilted.epsilon(composed, interval, delta, MAX_POINTS, kept))
     return found
 
 

@@ -1,0 +1,55 @@
+"""Mutants of what is computed by a shorter way and must give what the longer does: noise, `prv`, and curves."""
+
+from tests.mutants.mutant import Mutant
+
+ROUNDED = "dptrain/noise/rounded.py"
+LATTICE = "dptrain/noise/lattice.py"
+PRV = "dptrain/opacus_prv.py"
+
+T_NOISE = "tests/noise/test_rounded.py::"
+T_BITS = T_NOISE + "test_every_bit_of_rounded_normals_is_that_of_the_reference"
+T_CORNERS = T_NOISE + "test_the_corners_of_the_words_have_the_bits_of_the_reference"
+T_PROOF = T_NOISE + "test_the_cheap_transform_is_within_what_its_proof_says"
+
+T_PRV = "tests/accounting/test_prv.py::"
+T_OPACUS = T_PRV + "test_every_bit_is_opacus_s_own_on_that_grid"
+T_POWER = T_PRV + "test_a_power_has_every_bit_of_opacus_s_composition"
+
+TILTED = "ledger/accountants/pld/tilted.py"
+T_DELTAS = "tests/ledger/test_accountants_at_deltas.py::"
+T_ALONE = T_DELTAS + "test_every_delta_has_the_figure_that_it_has_alone"
+
+FASTER = (
+    Mutant(
+        "a composition is read where it is as good", TILTED, "_CLOSE_SHARE: Final = 1e-9", "_CLOSE_SHARE: Final = 0.5", T_ALONE,
+    ),
+    Mutant(
+        "it is made a few times alone", TILTED, "if kept is not None and key in kept:", "if False:",
+        T_DELTAS + "test_a_sum_is_composed_for_few_of_the_deltas",
+    ),
+    Mutant(
+        "sums of other steps are others", TILTED, "((id(part), steps) for", "((0, 0) for",
+        T_DELTAS + "test_what_is_read_at_another_delta_is_not_below_the_exact_gaussian",
+    ),
+    Mutant(
+        "what is near a middle is asked of the reference", ROUNDED, "UNSURE: Final = 2.0**-10", "UNSURE: Final = 0.0", T_BITS,
+    ),
+    Mutant("on both sides", ROUNDED, "np.less(normals, UNSURE - 0.5", "np.less(normals, -0.5", T_PROOF),
+    Mutant("and so is the tail", ROUNDED, "np.concatenate([tail, close >> 1])", "close >> 1", T_CORNERS),
+    Mutant("as far as its proof says", ROUNDED, "_TAIL: Final = 2.0**-10", "_TAIL: Final = 2.0**-20", T_PROOF),
+    Mutant("with the bits of its own blocks", ROUNDED, "first + int(unsure[place])", "first + place", T_CORNERS),
+    Mutant("angles have the bits of the reference and no others", ROUNDED, " - (1 << 11))", ")", T_PROOF),
+    Mutant("constants of the short series are right", ROUNDED, "3.0 / 64.0", "3.0 / 64.0 + 1e-13", T_PROOF),
+    Mutant(
+        "the second quarter of a turn is the first, turned", ROUNDED, "[quarter, 1j * quarter]", "[quarter, quarter]", T_PROOF,
+    ),
+    Mutant(
+        "noise of several draws is added up before it is rounded", LATTICE, "if draws == 1:", "if draws:",
+        T_NOISE + "test_a_release_is_the_same_as_it_ever_was",
+    ),
+    Mutant("a loss is 1 only where the library says so", PRV, "self._most = most if", "self._most = 0.5 * most if", T_OPACUS),
+    Mutant("below its least value too", PRV, "math.log1p(-q) - 1e-9", "math.log1p(-q) + 1e-4", T_OPACUS),
+    Mutant("epsilon below the middle is read off the whole", PRV, "except RuntimeError:", "except OSError:", T_OPACUS),
+    Mutant("a power is 0 where it is less than any number", PRV, "_NOTHING: Final = -760.0", "_NOTHING: Final = -5.0", T_POWER),
+    Mutant("and moved to its place", PRV, "if times % 2 == 0 else 0", "if times % 2 else 0", T_POWER),
+)

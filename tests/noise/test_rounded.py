@@ -1,0 +1,117 @@
+"""Normals in whole lattice steps against the reference transform: every bit, and how far the cheap one may be from it."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dptrain.noise import KeyStream, LatticeGaussian, rounded  # noqa: E402
+from dptrain.noise.normals import BoxMuller  # noqa: E402
+from dptrain.noise.rounded import UNSURE, RoundedNormals  # noqa: E402
+
+BITS = 32
+SURE = 2.0**-11.6
+"""Lattice steps that the proof says the two transforms are apart at most."""
+
+
+def stream(attempt: int = 0) -> KeyStream:
+    return KeyStream("noise", b"r" * 16, attempt, b"rounded".ljust(32))
+
+
+def reference(read, step: int, lane: int, offset: int, count: int, bits: int = BITS) -> np.ndarray:
+    return BoxMuller().normals(read, step, lane, offset, count).numpy() * 2.0**bits
+
+
+class Written:
+    """A stream with these words; what is read again in the tail is fixed too."""
+
+    def __init__(self, words: np.ndarray) -> None:
+        self._bytes = words.astype("<u8").tobytes()
+
+    def read(self, step: int, lane: int, first_block: int, blocks: int) -> bytes:
+        if lane >> 31:
+            return bytes(range(first_block % 200, first_block % 200 + 16))
+        return self._bytes[16 * first_block : 16 * (first_block + blocks)]
+
+
+def corners() -> np.ndarray:
+    """Words at the ends of what a uniform, a cell of angles and the bit of a side may be, each with each."""
+    ends = [(1 << 64) - 1, (1 << 64) - (1 << 12), 1 << 55, 1 << 54, (1 << 54) - 1]
+    ends += [1 << 53, 1 << 32, 1 << 12, (1 << 12) - 1, 2, 1, 0]  # the tail last: its places are not those among the unsure
+    cells = [place << 52 for place in (0, 1, 511, 512, 513, 1023, 1024, 1536, 2047, 2048, 3071, 3072, 4095)]
+    inside = [0, 1, 2, 3, 0x7FF, 0x800, 1 << 51, (1 << 51) - 1, (1 << 52) - 2, (1 << 52) - 1]
+    seconds = [cell | low for cell in cells for low in inside]
+    return np.array([(first, second) for first in ends for second in seconds], np.uint64)
+
+
+@pytest.mark.parametrize("by_numpy", [True, False])
+def test_every_bit_of_rounded_normals_is_that_of_the_reference(monkeypatch, by_numpy):
+    """Some seven in ten million would round otherwise by the cheap transform alone."""
+    monkeypatch.setattr(rounded, "_BY_NUMPY", by_numpy)
+    found, size = RoundedNormals(BITS), 1 << 16
+    for place in range(1 << 5):
+        steps = found.steps(stream(), 7, 3, place * size, size)
+        assert np.array_equal(steps, np.rint(reference(stream(), 7, 3, place * size, size)))
+
+
+@pytest.mark.parametrize(("offset", "count"), [(0, 1), (0, 2), (2, 1), (4, 7), (1 << 20, 4097), (6, 70_001)])
+def test_any_part_of_a_tensor_has_the_bits_of_the_reference(offset, count):
+    found = RoundedNormals(BITS)
+    for step, lane in ((1, 0), ((1 << 32) - 1, (1 << 31) - 1)):
+        steps = found.steps(stream(), step, lane, offset, count)
+        assert steps.shape == (count,) and np.array_equal(steps, np.rint(reference(stream(), step, lane, offset, count)))
+
+
+@pytest.mark.parametrize("bits", [1, 20, 32])
+def test_the_corners_of_the_words_have_the_bits_of_the_reference(bits):
+    words = corners()
+    read, count = Written(words), 2 * len(words)
+    assert np.array_equal(RoundedNormals(bits).steps(read, 1, 0, 0, count), np.rint(reference(read, 1, 0, 0, count, bits)))
+    for offset in range(0, 40, 2):
+        steps = RoundedNormals(bits).steps(read, 1, 0, offset, 301)
+        assert np.array_equal(steps, np.rint(reference(read, 1, 0, offset, 301, bits)))
+
+
+@pytest.mark.parametrize("by_numpy", [True, False])
+def test_the_cheap_transform_is_within_what_its_proof_says(monkeypatch, by_numpy):
+    monkeypatch.setattr(rounded, "_BY_NUMPY", by_numpy)
+    drawn = np.frombuffer(stream().read(1, 0, 0, 1 << 19), "<u8").reshape(-1, 2)
+    for words in (drawn, corners()):
+        made, turns = RoundedNormals(BITS), np.empty(len(words), np.complex128)
+        made._room(len(words))
+        tail = (words[:, 0] >> np.uint64(12)).astype(np.float64) * 2.0**-53 < 2.0**-10
+        unsure = made._nearest(words, turns)
+        cheap = (turns + made._products).view(np.float64).reshape(-1, 2)  # the step, and what was left
+        exact = reference(Written(words), 1, 0, 0, 2 * len(words)).reshape(-1, 2)
+        apart = np.abs(cheap - exact)[~tail]
+        assert apart.max() < SURE < UNSURE / 2
+        assert set(np.flatnonzero(tail)) <= set(unsure), "the tail is the reference's"
+        close = np.abs(np.abs(exact - np.floor(exact)) - 0.5).min(axis=1) < UNSURE - SURE
+        assert set(np.flatnonzero(close & ~tail)) <= set(unsure), "and so is what lies near a middle"
+
+
+def test_few_pairs_are_left_to_the_reference():
+    """One in 1024 in the tail of x on (0, 1/2], doubled, and two in 512 near a middle."""
+    words = np.frombuffer(stream().read(1, 0, 0, 1 << 15), "<u8").reshape(-1, 2)
+    made = RoundedNormals(BITS)
+    made._room(len(words))
+    share = len(made._nearest(words, np.empty(len(words), np.complex128))) / len(words)
+    assert 0.004 < share < 0.008
+
+
+def test_a_release_is_the_same_as_it_ever_was():
+    """The bytes of two releases, written down before normals were rounded by another way than the reference."""
+    total = torch.arange((1 << 12) + 11, dtype=torch.float64) * 1e-3
+    made = LatticeGaussian(KeyStream("noise", b"b", 0, b"k" * 32))
+    made.release_(total, 1.3, 7.0, step=1, lane=0)
+    made.release_(total, 0.7, 3.0, step=2, lane=5, draws=2)
+    digest = hashlib.sha256(total.numpy().tobytes()).hexdigest()
+    assert digest == "b462d080e881c4fb57fcb91fd1b5b33ad03a8fd8e2fb3510ce2b6823083b4784"
+
+
+def test_a_finer_lattice_than_the_proof_allows_is_refused():
+    for bits in (0, 33):
+        with pytest.raises(ValueError, match="expected 1 to 32"):
+            RoundedNormals(bits)
