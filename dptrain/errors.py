@@ -37,7 +37,17 @@ class CoupledModel(DptrainError):
 
 
 class UnsupportedModule(DptrainError):
-    """A module for which no exact per-contribution gradient norm is known."""
+    """A module for which no exact per-contribution gradient norm is known.
+
+    Attributes:
+        rule: The rule that cannot serve its module, where a rule of a module around it may.
+        tensors: Indices of tensors in the schedule, where a rule of a module around their own may serve.
+    """
+
+    def __init__(self, code: str, sentence: str, *, rule: object = None, tensors: tuple[int, ...] = ()) -> None:
+        super().__init__(code, sentence)
+        self.rule = rule
+        self.tensors = tensors
 
 
 class WrongGradientRule(DptrainError):

@@ -69,7 +69,7 @@ class Exact:
 def check_order(order: Sequence[str], stack: LayerStack, router: Router) -> None:
     """Refuses a model whose modules do not run in the order of depth that the profiles assume."""
     places = {}
-    for site in router.sites:
+    for site in (site for site in router.sites if not site.around):
         found = {place for i in site.tensors.values() for place in router.tensors[i][1].places}
         if len(found) == 1:  # a tied tensor, or one that acts on every layer, says nothing about order
             places[site.name] = found.pop()
@@ -184,17 +184,20 @@ def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tens
     gaps = _squares(_gaps(truth, probed, pieces, exact, mix[:, None].expand(-1, len(router.schedule.blocks))))
     rounding = rounding_of(router, half)
     errors, floors = truth.over_ranks(gaps).sqrt(), truth.over_ranks(rounding.double() * truth.factor) * truth.shares
+    wrong = [index for index in range(len(router.tensors)) if not errors[index] <= tolerance * sizes[index] + floors[index]]
+    if wrong:
+        index = wrong[0]
+        truth.refuse_layout(losses, per_example, index)
+        cause, cure = _likely_cause(router, index)
+        raise UnsupportedModule(
+            "GRADIENT_MISMATCH",
+            f"tensor {router.tensors[index][1].name!r}: the per-contribution gradients do not add up to autograd's own; {cause}"
+            f"{_IN_HALF if half else ''}. {cure}",
+            tensors=() if any(map(partial(_foreign, router), wrong)) else tuple(wrong),
+        )
     silent, absent = [], []
     for index, (_, tensor) in enumerate(router.tensors):
-        size, error, floor = float(sizes[index]), float(errors[index]), float(floors[index])
-        if not error <= tolerance * size + floor:
-            truth.refuse_layout(losses, per_example, index)
-            cause, cure = _likely_cause(router, index)
-            raise UnsupportedModule(
-                "GRADIENT_MISMATCH",
-                f"tensor {tensor.name!r}: the per-contribution gradients do not add up to autograd's own; {cause}"
-                f"{_IN_HALF if half else ''}. {cure}",
-            )
+        size, floor = float(sizes[index]), float(floors[index])
         if size <= max(floor, float(noise[index])):
             silent.append(tensor.name)
         if size == 0.0:
@@ -230,6 +233,11 @@ def _likely_cause(router: Router, index: int) -> tuple[str, str]:
                 "Hold it to dptrain.check_gradient_rule, which tells where",
             )
     return "it is probably used without calling the module that owns it", "Freeze it or use it through its module"
+
+
+def _foreign(router: Router, index: int) -> bool:
+    """Tells whether a rule that came from elsewhere serves a tensor: its fault is told, and not passed over."""
+    return any(index in site.tensors.values() and site.rule.foreign for site in router.sites)
 
 
 def _noise_of(

@@ -7,7 +7,7 @@ cannot hold a non-private gradient.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,6 +24,7 @@ from dptrain.data.microbatch import Microbatch
 from dptrain.errors import CoupledModel, LossShape, UnsupportedModule
 from dptrain.geometry.charts import charted
 from dptrain.gradients.forms import Piece, narrow
+from dptrain.gradients.generic import GenericRule
 from dptrain.gradients.registry import Rule, described, rule_of, settled
 from dptrain.gradients.whole_modules import SpreadPrompts, prompt_models
 from dptrain.routing.capture import Kept, Tap, in_reentrant_checkpoint
@@ -47,6 +48,9 @@ class Site:
 
     shapes: dict[str, torch.Size]
     """Of the whole tensors, by attribute name."""
+
+    around: bool = False
+    """It serves tensors of modules inside it that do not tell contributions apart."""
 
 
 @dataclass
@@ -108,13 +112,13 @@ class Router:
             sandbox.own(self._anchor)
         self._begun: dict[str, int] = {}
         self._handles: list[RemovableHandle] = []
-        self.sites = list(self._find_sites(model))
+        self.around: dict[int, str] = {}
+        """Tensors that are taken at a module around their own, by index, and its path; :mod:`dptrain.routing.around`."""
+        self.noted: list[UnsupportedModule] | None = None
+        """While the start of a run looks for sites: refusals of a forward, which goes on without what they are about."""
+        self._told: set[str] = set()
         self._prompts = [SpreadPrompts(module, self._is_armed) for module in prompt_models(model)]
-        owners: dict[int, int] = {}
-        for site in self.sites:
-            for index in set(site.tensors.values()):
-                owners[index] = owners.get(index, 0) + 1
-        self._shared = frozenset(index for index, count in owners.items() if count > 1)
+        self.place({})
         precisions = {tensor.parameter.dtype for _, tensor in self.tensors}
         self.precision = torch.float64 if precisions == {torch.float64} else torch.float32
         noised = [block.std > 0.0 for block in schedule.blocks]
@@ -126,30 +130,63 @@ class Router:
         self.verified: frozenset[str] | None = None
         """Sites that the probes have seen run; any other is refused when it first runs. None while nothing was probed."""
 
+    @property
+    def model(self) -> nn.Module:
+        """The model whose gradients are found."""
+        return self._model
+
+    def place(self, around: Mapping[int, str]) -> None:
+        """Finds the sites, with these tensors at modules around their own; nothing that rules learnt before stays."""
+        attached = bool(self._handles)
+        self.detach()
+        self.around = dict(around)
+        self.sites = list(self._find_sites(self._model))
+        owners: dict[int, int] = {}
+        for site in self.sites:
+            for index in set(site.tensors.values()):
+                owners[index] = owners.get(index, 0) + 1
+        self._shared = frozenset(index for index, count in owners.items() if count > 1)
+        if attached:
+            self.attach()
+
     def _find_sites(self, model: nn.Module) -> Iterator[Site]:
         inside: tuple[str, ...] = ()
         for name, module in model.named_modules():
-            if name.startswith(inside):
-                continue
             below = {
                 key: parameter
                 for key, parameter in module.named_parameters(remove_duplicate=False)
                 if id(parameter) in self._index
             }
-            rule = rule_of(name, module, frozenset(below))
-            if rule is None:
-                continue
-            if rule.whole:
-                inside = (*inside, f"{name}." if name else "")
-            own = {key: self._index[id(parameter)] for key, parameter in below.items() if rule.whole or "." not in key}
-            if rule.slow:
-                warnings.warn(
-                    f"{described(name, module)} has no rule of its own: its tensors {sorted(own)} take the generic path, exact "
-                    "but slower (the module runs once more per microbatch); @gradient_rule adds one (docs/extending/layers.md)",
-                    FallbackNotice,
-                    stacklevel=3,
-                )
-            yield Site(name, module, rule, own, {key: below[key].shape for key in own})
+            indices = {key: self._index[id(parameter)] for key, parameter in below.items()}
+            taken = {key: index for key, index in indices.items() if self.around.get(index) == name}
+            left = frozenset(key for key in below if not _within(name, self.around.get(indices[key])))
+            rule = None if name.startswith(inside) else rule_of(name, module, left)
+            own: dict[str, int] = {}
+            if rule is not None:
+                if rule.whole:
+                    inside = (*inside, f"{name}." if name else "")
+                own = {key: index for key, index in indices.items() if key in left and (rule.whole or "." not in key)}
+                if rule.slow:
+                    self._tell(name, module, own)
+            if taken and (rule is None or type(rule) is GenericRule):
+                rule = GenericRule(name, module, whole=True)  # one more run serves both
+            if rule is not None and not (taken and isinstance(rule, GenericRule)):
+                yield Site(name, module, rule, own, {key: below[key].shape for key in own})
+                rule, own = GenericRule(name, module, whole=True), {}
+            if taken:
+                own |= taken
+                yield Site(name, module, rule, own, {key: below[key].shape for key in own}, around=True)
+
+    def _tell(self, name: str, module: nn.Module, own: Mapping[str, int]) -> None:
+        """Says once that a module takes the generic path."""
+        if name not in self._told:
+            self._told.add(name)
+            warnings.warn(
+                f"{described(name, module)} has no rule of its own: its tensors {sorted(own)} take the generic path, exact "
+                "but slower (the module runs once more per microbatch); @gradient_rule adds one (docs/extending/layers.md)",
+                FallbackNotice,
+                stacklevel=4,
+            )
 
     def __getstate__(self) -> dict[str, object]:
         """A copied or pickled model takes its hooks along: they do nothing there, and no sum or gradient goes with them."""
@@ -330,6 +367,12 @@ class Router:
             if armed is not None:
                 armed.muted = False
 
+    def _without(self, refusal: UnsupportedModule) -> None:
+        """Raises a refusal, or notes it and leaves the site out, where the start of a run looks for another one."""
+        if self.noted is None:
+            raise refusal
+        self.noted.append(refusal)
+
     def _capture(self, site: Site, module: nn.Module, args: tuple, kwargs: dict, output: object) -> object | None:
         armed = self._armed
         if armed is None:
@@ -367,12 +410,15 @@ class Router:
                 f"module {site.name!r} ({type(module).__name__}) works on nested tensors, whose rows are not seen; call "
                 "train(), or build nn.TransformerEncoder with enable_nested_tensor=False",
             )
-        if not _rows(leaves[0] if leaves else None, armed) or (isinstance(first, torch.Tensor) and not _rows(first, armed)):
-            raise UnsupportedModule(
+        seen = any(_rows(value, armed) for value in (leaves if site.around else leaves[:1]))
+        if not seen or (isinstance(first, torch.Tensor) and not _rows(first, armed)):
+            refusal = UnsupportedModule(
                 "BATCH_DIMENSION",
                 f"dimension 0 of the input or output of module {site.name!r} ({type(module).__name__}) is not the example; "
                 f"expected one row per example of the microbatch. Freeze its tensors {sorted(wanted)}",
+                rule=site.rule,
             )
+            return self._without(refusal)
         if self.verified is not None and site.name not in self.verified:
             raise UnsupportedModule(
                 "UNVERIFIED_MODULE",
@@ -543,7 +589,13 @@ def _refuse_output(site: Site, place: int, grad: torch.Tensor) -> None:
         "BATCH_DIMENSION",
         f"the loss uses output {place} of module {site.name!r} ({type(site.module).__name__}), in which the example has no "
         "dimension of its own; leave this output out of the loss, or freeze the tensors of the module",
+        rule=site.rule,
     )
+
+
+def _within(name: str, path: str | None) -> bool:
+    """Tells whether a module is the one at this path or inside it; False without a path."""
+    return path is not None and (path in ("", name) or name.startswith(f"{path}."))
 
 
 def _reentrant(site: Site) -> UnsupportedModule:
