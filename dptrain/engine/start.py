@@ -264,18 +264,18 @@ class Start:
         for form in self._repeated:
             form.made(losses)
         router = self._router
-        router.require_losses(losses)
-        self._sandbox.refuse_leaves(losses)
         if router.noted:
             self._moved = self._around.after(router.noted)
             return
+        router.require_losses(losses)
+        self._sandbox.refuse_leaves(losses)
         self._ran.update(router.order)
         check_order(router.order, router.schedule.stack, router)
         assert self._then is not None
         try:
             with self._sandbox.aside():
                 self._then(losses, rows)
-        except UnsupportedModule as refusal:
+        except (CoupledModel, UnsupportedModule) as refusal:
             if router.noted is None:
                 raise
             self._moved = self._around.after([refusal])

@@ -336,11 +336,12 @@ def _run_recurrent(module: nn.RNNBase, swapped: dict[str, torch.Tensor], args: t
         module._flat_weights = kept
 
 
-def require_batch_first(name: str, module: nn.RNNBase | nn.MultiheadAttention) -> None:
-    """Raises UnsupportedModule for a module of torch's whose dimension 0 is time."""
-    if not module.batch_first:
-        raise UnsupportedModule(
-            "BATCH_DIMENSION",
-            f"module {name!r} ({type(module).__name__}) is built with batch_first=False, so dimension 0 is not the example; "
-            "build it with batch_first=True",
-        )
+def time_first(name: str, module: nn.RNNBase | nn.MultiheadAttention) -> UnsupportedModule | None:
+    """Returns what to say of a module of torch's whose dimension 0 is time; None for others."""
+    if module.batch_first:
+        return None
+    return UnsupportedModule(
+        "BATCH_DIMENSION",
+        f"module {name!r} ({type(module).__name__}) is built with batch_first=False, so dimension 0 is not the example; "
+        "build it with batch_first=True",
+    )

@@ -12,10 +12,14 @@ from os.path import commonprefix
 
 from torch import nn
 
-from dptrain.errors import UnsupportedModule
+from dptrain.errors import CoupledModel, UnsupportedModule
 from dptrain.routing.router import FallbackNotice, Router, Site
 
-LIFTED = frozenset({"BATCH_DIMENSION", "GRADIENT_MISMATCH", "NO_RULE", "STATE_IN_GENERIC_PATH"})
+Refusal = CoupledModel | UnsupportedModule
+
+LIFTED = frozenset(
+    {"BATCH_DIMENSION", "CROSS_SAMPLE_GRADIENT", "GRADIENT_MISMATCH", "NO_RULE", "STATE_IN_GENERIC_PATH"}
+)
 """Refusals of one module that say nothing of the modules around it."""
 
 SHOWN = 5
@@ -32,13 +36,13 @@ class Around:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._causes: dict[int, UnsupportedModule] = {}
+        self._causes: dict[int, Refusal] = {}
 
-    def after(self, refusals: Sequence[UnsupportedModule]) -> dict[int, str]:
+    def after(self, refusals: Sequence[Refusal]) -> dict[int, str]:
         """Returns where tensors are to be taken after these refusals: by index in the schedule, the path of a module.
 
         Raises:
-            UnsupportedModule: one of these refusals, which no module around lifts.
+            UnsupportedModule, CoupledModel: one of these refusals, which no module around lifts.
         """
         found = dict(self._router.around)
         for refusal in refusals:
@@ -69,7 +73,7 @@ class Around:
                 stacklevel=3,
             )
 
-    def _concerned(self, refusal: UnsupportedModule) -> dict[int, list[str]]:
+    def _concerned(self, refusal: Refusal) -> dict[int, list[str]]:
         """Tensors that a refusal is about, and the paths of the modules at which they were taken."""
         sites = self._router.sites
         if refusal.rule is not None:
@@ -106,8 +110,8 @@ def _parent(path: str | None) -> str | None:
     return path.rpartition(".")[0] if path else None
 
 
-def _nowhere(first: UnsupportedModule, last: UnsupportedModule) -> UnsupportedModule:
-    return UnsupportedModule(
+def _nowhere(first: Refusal, last: Refusal) -> Refusal:
+    return type(first)(
         first.code,
         f"{first.sentence}. No module around it serves in its place, up to the model itself, where the run found {last.code}: "
         f"{last.sentence}",

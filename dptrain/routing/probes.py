@@ -184,6 +184,8 @@ def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tens
     gaps = _squares(_gaps(truth, probed, pieces, exact, mix[:, None].expand(-1, len(router.schedule.blocks))))
     rounding = rounding_of(router, half)
     errors, floors = truth.over_ranks(gaps).sqrt(), truth.over_ranks(rounding.double() * truth.factor) * truth.shares
+    around = torch.tensor([router.first_of(index) in router.around for index in range(len(router.tensors))])
+    floors = torch.where(around, floors + noise, floors)
     wrong = [index for index in range(len(router.tensors)) if not errors[index] <= tolerance * sizes[index] + floors[index]]
     if wrong:
         index = wrong[0]
@@ -318,6 +320,7 @@ def _check_jacobian(losses: torch.Tensor, router: Router) -> None:
                 "CROSS_SAMPLE_GRADIENT",
                 f"the loss of one example depends on other examples of the batch (seen at {name!r}): in-batch negatives, "
                 "batch statistics or a loss over the batch; make each loss a function of its own example",
+                rule=router.widened(name),  # it may use the first of the rows that it was given, as that of all
             )
 
 

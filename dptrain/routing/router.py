@@ -23,7 +23,7 @@ from dptrain.clipping.resolver import Schedule
 from dptrain.data.microbatch import Microbatch
 from dptrain.errors import CoupledModel, LossShape, UnsupportedModule
 from dptrain.geometry.charts import charted
-from dptrain.gradients.forms import Piece, narrow
+from dptrain.gradients.forms import Dense, Piece, narrow
 from dptrain.gradients.generic import GenericRule
 from dptrain.gradients.registry import Rule, described, rule_of, settled
 from dptrain.gradients.whole_modules import SpreadPrompts, prompt_models
@@ -66,6 +66,8 @@ class _Armed:
     pieces: Pieces = field(default_factory=dict)
     taps: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
+    widened: set[str] = field(default_factory=set)
+    """Names of sites that were given rows, or whose output was."""
     muted: bool = False
     half: bool = False
     """A captured module computed in half precision."""
@@ -263,7 +265,7 @@ class Router:
         self._serial += 1
         self._armed = replace(
             template, serial=self._serial, contributions=rows.contributions, examples=rows.examples, pieces={}, taps=[],
-            order=[], muted=False, half=False, reach=None,
+            order=[], widened=set(), muted=False, half=False, reach=None,
         )  # fmt: skip
         sandbox = self.sandbox
         try:
@@ -330,6 +332,11 @@ class Router:
         """Names of sites in the order in which they ran in this microbatch."""
         return self._armed.order if self._armed else []
 
+    def widened(self, name: str) -> Rule | None:
+        """The rule of a site that rows were made up for in this microbatch; None for others."""
+        found = self._armed is not None and name in self._armed.widened
+        return next((site.rule for site in self.sites if site.name == name), None) if found else None
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Hooks do nothing inside: rules may run a module without capturing it."""
@@ -351,7 +358,8 @@ class Router:
         ):
             return None
         rows = armed.contributions * armed.examples
-        if rows > 1 and args[0].dim() > 1 and args[0].shape[0] == 1 and self._wanted(armed, site):
+        if rows > 1 and args[0].dim() > 1 and args[0].shape[0] == 1 and self._wanted(armed, site) and not self._among(site):
+            armed.widened.add(site.name)
             return (args[0].expand(rows, *args[0].shape[1:]), *args[1:]), kwargs
         return None
 
@@ -367,11 +375,22 @@ class Router:
             if armed is not None:
                 armed.muted = False
 
-    def _without(self, refusal: UnsupportedModule) -> None:
+    def _without(self, site: Site, output: object, refusal: UnsupportedModule) -> object:
         """Raises a refusal, or notes it and leaves the site out, where the start of a run looks for another one."""
         if self.noted is None:
             raise refusal
+        refusal.rule = site.rule
         self.noted.append(refusal)
+        leaves, spec = tree_flatten(output)
+        for place, value in enumerate(leaves):
+            if isinstance(value, torch.Tensor) and value.is_floating_point() and not value.requires_grad:
+                leaves[place] = Tap.apply(value.clone(), self._anchor.to(value.device))  # losses have a graph all the same
+        return tree_unflatten(leaves, spec)
+
+    def _among(self, site: Site) -> bool:
+        """Tells whether rows are not examples where a site stands, since a module beside it was left out for that."""
+        beside = site.name.rpartition(".")[0]
+        return any(refusal.rule.name.rpartition(".")[0] == beside for refusal in self.noted or ())
 
     def _capture(self, site: Site, module: nn.Module, args: tuple, kwargs: dict, output: object) -> object | None:
         armed = self._armed
@@ -387,6 +406,8 @@ class Router:
             return None
         if again and site.name not in armed.order:
             raise _reentrant(site)
+        if site.rule.misplaced is not None:
+            return self._without(site, output, site.rule.misplaced)
         generic = site.rule.again
         if not isinstance(output, torch.Tensor) and not generic:
             raise UnsupportedModule(
@@ -400,9 +421,10 @@ class Router:
         rows = armed.contributions * armed.examples
         changed = False
         for place, value in enumerate(leaves):
-            if rows > 1 and site.rule.spreads(place, value):
+            if rows > 1 and site.rule.spreads(place, value) and not self._among(site):
                 leaves[place] = value.expand(rows, *value.shape[1:])
                 changed = True
+                armed.widened.add(site.name)
         first = args[0] if args else None
         if any(isinstance(value, torch.Tensor) and value.is_nested for value in (first, *leaves)):
             raise UnsupportedModule(
@@ -416,9 +438,8 @@ class Router:
                 "BATCH_DIMENSION",
                 f"dimension 0 of the input or output of module {site.name!r} ({type(module).__name__}) is not the example; "
                 f"expected one row per example of the microbatch. Freeze its tensors {sorted(wanted)}",
-                rule=site.rule,
             )
-            return self._without(refusal)
+            return self._without(site, output, refusal)
         if self.verified is not None and site.name not in self.verified:
             raise UnsupportedModule(
                 "UNVERIFIED_MODULE",
@@ -476,7 +497,7 @@ class Router:
             for key, piece in found.items():
                 self._deliver(armed, site.tensors[key], piece)
             if armed.reach is not None:
-                reach = {site.tensors[key]: _reach(site.rule, key, call.inputs, grad) for key in found}
+                reach = {site.tensors[key]: _reach(site, key, call.inputs, grad, piece) for key, piece in found.items()}
                 for index, size in reach.items():
                     armed.reach[index] = armed.reach.get(index, 0.0) + size
 
@@ -556,13 +577,17 @@ class Router:
         self.disarm()
 
 
-def _reach(rule: Rule, key: str, inputs: tuple, grad: torch.Tensor) -> float:
+def _reach(site: Site, key: str, inputs: tuple, grad: torch.Tensor, piece: Piece) -> float:
     """At least the norm of the sum of |summands| of the gradient of one tensor.
 
-    Of a weight of a linear map, lengths of output gradients times lengths of their inputs; else, times the longest input.
+    Of a weight of a linear map, lengths of output gradients times lengths of their inputs; else, times the longest input. That
+    says little of a whole stretch of a model: there, the sum of the lengths that were found, and rounding in front of them is
+    measured.
     """
+    if site.around and isinstance(piece, Dense):
+        return float(_lengths(piece.g.flatten(1)).sum())
     lengths = _lengths(grad)
-    if rule.product:
+    if site.rule.product:
         return float(lengths.sum() if key == "bias" else (lengths * _lengths(inputs[0])).sum())
     longest = 1.0
     for value in inputs:
