@@ -23,13 +23,17 @@ from dptrain.clipping.resolver import Schedule
 from dptrain.data.microbatch import Microbatch
 from dptrain.errors import CoupledModel, LossShape, UnsupportedModule
 from dptrain.geometry.charts import charted
-from dptrain.gradients.forms import Dense, Piece, narrow
+from dptrain.gradients.forms import Piece, narrow
 from dptrain.gradients.generic import GenericRule
 from dptrain.gradients.registry import Rule, described, rule_of, settled
 from dptrain.gradients.whole_modules import SpreadPrompts, prompt_models
 from dptrain.routing.capture import Kept, Tap, in_reentrant_checkpoint
 from dptrain.sandbox import Entry, Given, Sandbox
 from dptrain.sandbox.outside import without_gradient
+
+
+STRETCH_SHARE = 2.0**-6
+"""Part of the bound on summands that counts where a stretch of a model runs again: they are summed in few places of it."""
 
 
 class FallbackNotice(UserWarning):
@@ -580,12 +584,10 @@ class Router:
 def _reach(site: Site, key: str, inputs: tuple, grad: torch.Tensor, piece: Piece) -> float:
     """At least the norm of the sum of |summands| of the gradient of one tensor.
 
-    Of a weight of a linear map, lengths of output gradients times lengths of their inputs; else, times the longest input. That
-    says little of a whole stretch of a model: there, the sum of the lengths that were found, and rounding in front of them is
-    measured.
+    Of a weight of a linear map, lengths of output gradients times lengths of their inputs; else, times the longest input. Of a
+    whole stretch of a model that says too much: a small part of it, and the lengths that were found; rounding in front of them
+    is measured.
     """
-    if site.around and isinstance(piece, Dense):
-        return float(_lengths(piece.g.flatten(1)).sum())
     lengths = _lengths(grad)
     if site.rule.product:
         return float(lengths.sum() if key == "bias" else (lengths * _lengths(inputs[0])).sum())
@@ -593,7 +595,8 @@ def _reach(site: Site, key: str, inputs: tuple, grad: torch.Tensor, piece: Piece
     for value in inputs:
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
             longest = max(longest, float(_lengths(value).max()))
-    return float(lengths.sum()) * longest
+    bound = float(lengths.sum()) * longest
+    return STRETCH_SHARE * bound + float(piece.norm_sq().sqrt().sum()) if site.around else bound
 
 
 def _lengths(value: torch.Tensor) -> torch.Tensor:
