@@ -585,8 +585,8 @@ def _reach(site: Site, key: str, inputs: tuple, grad: torch.Tensor, piece: Piece
     """At least the norm of the sum of |summands| of the gradient of one tensor.
 
     Of a weight of a linear map, lengths of output gradients times lengths of their inputs; else, times the longest input. Of a
-    whole stretch of a model that says too much: a small part of it, and the lengths that were found; rounding in front of them
-    is measured.
+    whole stretch of a model that says too much: a small part of it, and the lengths that were found, nothing where none was;
+    rounding in front of them is measured.
     """
     lengths = _lengths(grad)
     if site.rule.product:
@@ -596,7 +596,10 @@ def _reach(site: Site, key: str, inputs: tuple, grad: torch.Tensor, piece: Piece
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
             longest = max(longest, float(_lengths(value).max()))
     bound = float(lengths.sum()) * longest
-    return STRETCH_SHARE * bound + float(piece.norm_sq().sqrt().sum()) if site.around else bound
+    if not site.around:
+        return bound
+    found = float(piece.norm_sq().sqrt().sum())
+    return STRETCH_SHARE * bound + found if found else 0.0
 
 
 def _lengths(value: torch.Tensor) -> torch.Tensor:
