@@ -28,10 +28,6 @@ class NotPrivateUse(DptrainError):
     """A use of the library under which a gradient or a release would not be private."""
 
 
-class LossShape(DptrainError):
-    """The losses handed to `backward` are not one finite-typed number per example."""
-
-
 class _OfOneModule(DptrainError):
     """A refusal that may hold for one module alone, and not for those around it.
 
@@ -44,6 +40,10 @@ class _OfOneModule(DptrainError):
         super().__init__(code, sentence)
         self.rule = rule
         self.tensors = tensors
+
+
+class LossShape(_OfOneModule):
+    """The losses handed to `backward` are not one finite-typed number per example."""
 
 
 class CoupledModel(_OfOneModule):

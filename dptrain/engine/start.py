@@ -15,7 +15,15 @@ from dptrain.blocks.forwards import Reads
 from dptrain.clipping.fast import FastSums
 from dptrain.data.microbatch import Microbatch
 from dptrain.engine.step import UnderWay
-from dptrain.errors import ConfigError, CoupledModel, DptrainError, NonFinite, NotPrivateUse, UnsupportedModule
+from dptrain.errors import (
+    ConfigError,
+    CoupledModel,
+    DptrainError,
+    LossShape,
+    NonFinite,
+    NotPrivateUse,
+    UnsupportedModule,
+)
 from dptrain.routing import Router
 from dptrain.routing.around import Around
 from dptrain.routing.probes import (
@@ -267,7 +275,13 @@ class Start:
         if router.noted:
             self._moved = self._around.after(router.noted)
             return
-        router.require_losses(losses)
+        try:
+            router.require_losses(losses)
+        except LossShape as refusal:
+            if router.noted is None:
+                raise
+            self._moved = self._around.after([self._around.without_graph(refusal)])
+            return
         self._sandbox.refuse_leaves(losses)
         self._ran.update(router.order)
         check_order(router.order, router.schedule.stack, router)

@@ -12,13 +12,13 @@ from os.path import commonprefix
 
 from torch import nn
 
-from dptrain.errors import CoupledModel, UnsupportedModule
+from dptrain.errors import CoupledModel, LossShape, UnsupportedModule
 from dptrain.routing.router import FallbackNotice, Router, Site
 
-Refusal = CoupledModel | UnsupportedModule
+Refusal = CoupledModel | LossShape | UnsupportedModule
 
 LIFTED = frozenset(
-    {"BATCH_DIMENSION", "CROSS_SAMPLE_GRADIENT", "GRADIENT_MISMATCH", "NO_RULE", "STATE_IN_GENERIC_PATH"}
+    {"BATCH_DIMENSION", "CROSS_SAMPLE_GRADIENT", "GRADIENT_MISMATCH", "LOSS_DETACHED", "NO_RULE", "STATE_IN_GENERIC_PATH"}
 )
 """Refusals of one module that say nothing of the modules around it."""
 
@@ -42,7 +42,7 @@ class Around:
         """Returns where tensors are to be taken after these refusals: by index in the schedule, the path of a module.
 
         Raises:
-            UnsupportedModule, CoupledModel: one of these refusals, which no module around lifts.
+            CoupledModel, LossShape, UnsupportedModule: one of these refusals, which no module around lifts.
         """
         found = dict(self._router.around)
         for refusal in refusals:
@@ -50,12 +50,23 @@ class Around:
             if not moved:
                 raise refusal
             for index, paths in moved.items():
-                first = self._causes.setdefault(index, refusal)
+                first = self._causes.get(index, refusal)
+                if first.code == "LOSS_DETACHED":  # which says least
+                    first = refusal
+                self._causes[index] = first
                 path = self._next(paths, found.get(index))
                 if path is None:
-                    raise refusal if first is refusal else _nowhere(first, refusal)
+                    raise refusal if first is refusal or refusal.code == "LOSS_DETACHED" else _nowhere(first, refusal)
                 found[index] = path
         return found
+
+    def without_graph(self, refusal: LossShape) -> LossShape:
+        """Returns a refusal of losses that carry no graph, which modules around those that never ran may lift."""
+        router = self._router
+        if refusal.code == "LOSS_DETACHED":
+            idle = (index for site in router.sites if site.name not in router.order for index in site.tensors.values())
+            refusal.tensors = tuple(dict.fromkeys(idle))
+        return refusal
 
     def tell(self) -> None:
         """Warns of every module that runs again for tensors of modules inside it, and says why."""
