@@ -163,8 +163,7 @@ def _told(noticed: list[warnings.WarningMessage]) -> dict[str, tuple[str, ...]]:
     slow, others = set(), set()
     for item in noticed:
         if item.category.__name__ == "FallbackNotice":
-            text = str(item.message)
-            slow.add(text[text.find("(") + 1 : text.find(")")])
+            slow |= set(re.findall(r"^(?:[^()]* \()?(\w+)\)? (?:has no rule|runs once more)", str(item.message)))
         elif item.category.__module__.startswith("dptrain"):
             others.add(item.category.__name__)
     return {"slow": tuple(sorted(slow)), "notices": tuple(sorted(others))}
