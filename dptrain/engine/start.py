@@ -36,6 +36,7 @@ from dptrain.routing.probes import (
     check_company,
     check_exact,
     check_order,
+    check_order_around,
     check_unread,
     norms_of,
     opened_gates,
@@ -365,6 +366,7 @@ class Start:
             self._require_finite(losses)
             with self._sandbox.inside():
                 heads.check()
+            check_order_around(losses, self._router)
             self._half = self._router.half
             try:
                 self._exact = check_exact(self._router, losses, found.weight, self._truth)

@@ -86,13 +86,39 @@ def check_order(order: Sequence[str], stack: LayerStack, router: Router) -> None
             continue  # no layer of this tower is scheduled, so nothing tells where it runs
         begins, ends = (inside[tower][0], inside[tower][-1]) if tower in inside else (first, last)
         if (place == HEAD and i < begins) or (place == EMBEDDINGS and i > ends):
-            side = "above the last layer" if place == HEAD else "below layer 0"
-            raise UnsupportedModule(
-                "DEPTH_ORDER",
-                f"module {name!r} counts as {side} by its place in the model, but runs on the other side of the layers "
-                f"{stack.layers[0]!r}..{stack.layers[-1]!r}; pass layers= so that depth follows the order of execution (a "
-                "model of several stacks: the names of its lists of layers)",
-            )
+            raise _misplaced(f"module {name!r}", place, "runs", stack)
+
+
+def check_order_around(losses: torch.Tensor, router: Router) -> None:
+    """Refuses tensors that are taken around their modules and act in another order of depth than the profiles assume.
+
+    Their modules may never run, so the graph tells: what acts above the layers is in the output of none, and what acts below
+    them in that of the last.
+    """
+    stack, ran = router.schedule.stack, router.layers
+    for index, (_, tensor) in enumerate(router.tensors):
+        places = tensor.places if router.first_of(index) in router.around else ()
+        if len(places) != 1 or places[0][1] not in (HEAD, EMBEDDINGS):
+            continue
+        tower, place = places[0]
+        found = [output for layer, output in ran if tower in (NO_TOWER, stack.tower_of(layer))]
+        if not found:
+            continue
+        sides = (found[0] if place == HEAD else found[-1]).sum(), losses.sum()
+        with router.muted(), router.inside():
+            inside, used = (gradients(side, [router.leaf(tensor.parameter)])[0] is not None for side in sides)
+        if used and inside != (place == EMBEDDINGS):
+            raise _misplaced(f"tensor {tensor.name!r}", place, "acts", stack)
+
+
+def _misplaced(what: str, place: int, runs: str, stack: LayerStack) -> UnsupportedModule:
+    side = "above the last layer" if place == HEAD else "below layer 0"
+    return UnsupportedModule(
+        "DEPTH_ORDER",
+        f"{what} counts as {side} by its place in the model, but {runs} on the other side of the layers "
+        f"{stack.layers[0]!r}..{stack.layers[-1]!r}; pass layers= so that depth follows the order of execution (a "
+        "model of several stacks: the names of its lists of layers)",
+    )
 
 
 class Truth:

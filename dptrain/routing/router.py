@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 
 import torch
 from torch import nn
@@ -70,6 +71,8 @@ class _Armed:
     pieces: Pieces = field(default_factory=dict)
     taps: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
+    layers: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    """At the start, where tensors are taken around their modules: what layers gave, in the order in which they ran."""
     widened: set[str] = field(default_factory=set)
     """Names of sites that were given rows, or whose output was."""
     muted: bool = False
@@ -206,6 +209,8 @@ class Router:
                 self._handles.append(site.module.register_forward_pre_hook(partial(self._begin, site)))
             self._handles.append(site.module.register_forward_hook(partial(self._capture, site), with_kwargs=True))
 
+        for layer in self.schedule.stack.layers if self.around else ():
+            self._handles.append(self._model.get_submodule(layer).register_forward_hook(partial(self._passed, layer)))
         for prompts in self._prompts:
             prompts.attach()
         if self.sandbox is not None:
@@ -220,6 +225,15 @@ class Router:
         if self._armed is not None or sandbox is None or sandbox.active:
             return None
         return without_gradient(output) if model.training and torch.is_grad_enabled() else None
+
+    def _passed(self, layer: str, module: nn.Module, args: tuple, output: object) -> None:
+        """Notes at the start that a layer ran, and what it gave."""
+        armed = self._armed
+        if armed is None or self.noted is None or not torch.is_grad_enabled():
+            return
+        armed.order.append(layer)
+        leaves = (value for value in tree_flatten(output)[0] if isinstance(value, torch.Tensor) and value.requires_grad)
+        armed.layers += [(layer, value) for value in islice(leaves, 1)]
 
     def _begin(self, site: Site, module: nn.Module, args: tuple) -> None:
         """Notes where the draws of this forward begin."""
@@ -269,7 +283,7 @@ class Router:
         self._serial += 1
         self._armed = replace(
             template, serial=self._serial, contributions=rows.contributions, examples=rows.examples, pieces={}, taps=[],
-            order=[], widened=set(), muted=False, half=False, reach=None,
+            order=[], layers=[], widened=set(), muted=False, half=False, reach=None,
         )  # fmt: skip
         sandbox = self.sandbox
         try:
@@ -330,6 +344,11 @@ class Router:
     def taps(self) -> list[tuple[str, torch.Tensor]]:
         """Outputs at which the graph of this microbatch starts, for the probes."""
         return self._armed.taps if self._armed else []
+
+    @property
+    def layers(self) -> list[tuple[str, torch.Tensor]]:
+        """Names and outputs of layers in the order in which they ran, at the start, where tensors are taken around modules."""
+        return self._armed.layers if self._armed else []
 
     @property
     def order(self) -> list[str]:

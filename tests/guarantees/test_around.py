@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
 
+from dptrain.blocks.stack import HEAD  # noqa: E402
 from dptrain.errors import CoupledModel, UnsupportedModule  # noqa: E402
 from dptrain.gradients import gradient_rule, registry  # noqa: E402
 from dptrain.gradients.rules import linear  # noqa: E402
@@ -270,6 +271,41 @@ def test_content_of_others_that_comes_in_as_what_all_share_is_refused(world: Wor
     """Its gradients add up to autograd's own; only other company shows whose content they are made of."""
     with Run(world, net(SharedInput)) as run, pytest.raises(CoupledModel, match="REPLACEMENT"):
         run.gradients(next(iter(run.steps)))
+
+
+# --- the order of depth ---------------------------------------------------------------------------------------------------
+
+
+class Places(Net):
+    """Uses the weight of its head, which counts as above the layers, past its module; where, only the call tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Linear(8, 8, bias=False)
+
+    def forward(self, ids: torch.Tensor, where: str) -> torch.Tensor:
+        x = self.embed(ids)
+        if where == "below":
+            x = x @ self.table.weight
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.head(x.mean(1) if where == "below" else x.mean(1) @ self.table.weight)
+
+
+@pytest.mark.parametrize(("where", "taken"), [("below", False), ("above", True)])
+def test_a_tensor_that_acts_on_the_other_side_of_the_layers_is_refused(world: World, where: str, taken: bool) -> None:
+    def losses(model: nn.Module, rows: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(rows["ids"], where), rows["labels"], reduction="none")
+
+    torch.manual_seed(0)
+    with Run(world, Places().double()) as run:
+        assert {t.places for _, t in run.private.prepared.router.tensors if t.name == "table.weight"} == {(("", HEAD),)}
+        if taken:
+            run.gradients(next(iter(run.steps)), losses)
+            assert list(run.private.prepared.router.around.values()) == [""]
+            return
+        with pytest.raises(UnsupportedModule, match=r"DEPTH_ORDER.*'table\.weight'.*above the last layer"):
+            run.gradients(next(iter(run.steps)), losses)
 
 
 # --- who decides ----------------------------------------------------------------------------------------------------------
