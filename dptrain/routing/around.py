@@ -8,7 +8,7 @@ last module around is the model itself.
 
 import warnings
 from collections.abc import Sequence
-from os.path import commonprefix
+from itertools import takewhile
 
 from torch import nn
 
@@ -113,7 +113,8 @@ def _sites_of(router: Router, index: int) -> list[Site]:
 
 
 def _common(paths: Sequence[str]) -> str:
-    return ".".join(commonprefix([path.split(".") for path in paths]))
+    steps = zip(*(path.split(".") for path in paths), strict=False)
+    return ".".join(step[0] for step in takewhile(lambda step: len(set(step)) == 1, steps))
 
 
 def _parent(path: str | None) -> str | None:

@@ -32,7 +32,6 @@ from dptrain.routing.capture import Kept, Tap, in_reentrant_checkpoint
 from dptrain.sandbox import Entry, Given, Sandbox
 from dptrain.sandbox.outside import without_gradient
 
-
 STRETCH_SHARE = 2.0**-6
 """Part of the bound on summands that counts where a stretch of a model runs again: they are summed in few places of it."""
 

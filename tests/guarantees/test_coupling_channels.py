@@ -145,7 +145,7 @@ class SequenceFirst(nn.Module):
 
 @pytest.mark.parametrize("trained", [pytest.param("", id="all"), "extra"])
 def test_attention_over_the_examples_of_a_batch_is_refused(tmp_path, trained: str) -> None:
-    """With nothing trained in front of it, no gradient flows to another row; then the module around it is off, and all others."""
+    """With nothing trained in front of it, no gradient flows to another row; but then every module around it is off."""
     model = net(SequenceFirst)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith(trained))

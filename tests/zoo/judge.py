@@ -26,9 +26,9 @@ class Result:
     """One line of the report.
 
     Attributes:
-        verdict: ``exact``, a refusal's code, or one of :data:`FAULTS`. stage, sentence, layers, probe, earlier, slow, around: as in
-            :class:`tests.zoo.start.Outcome`. errors: the largest relative error per microbatch compared. worst: the largest
-            of all, and the tensor. tensors: the largest by tensor. dtype: what was computed in.
+        verdict: ``exact``, a refusal's code, or one of :data:`FAULTS`. stage, sentence, layers, probe, earlier, slow,
+            around: as in :class:`tests.zoo.start.Outcome`. errors: the largest relative error per microbatch compared.
+            worst: the largest of all, and the tensor. tensors: the largest by tensor. dtype: what was computed in.
             drawn: whether the forward draws random numbers. missed: trained tensors that the probes named as without a
             gradient, and that have one on records. unprobed, notices, seconds, probing, stepping: as in ``Outcome``.
     """

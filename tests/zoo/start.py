@@ -130,7 +130,8 @@ def _attempt(family: Family, variant: str, root: Path, layers: Layers, *, probe:
             unprobed = private.prepared.probe.unprobed
             router = private.prepared.router
             around = tuple((router.tensors[index][1].name, path) for index, path in sorted(router.around.items()))
-            made |= {"around": around, "unprobed": unprobed, "probing": probed - began, "stepping": time.perf_counter() - probed}
+            made |= {"around": around, "unprobed": unprobed}
+            made |= {"probing": probed - began, "stepping": time.perf_counter() - probed}
             return Outcome(EXACT, **made, **_told(noticed))
         except (DptrainError, AttestError, LedgerError) as error:
             return Outcome(str(error.code), stage, getattr(error, "sentence", str(error)), **made, **_told(noticed))
