@@ -234,7 +234,7 @@ def _ran(model: nn.Module, inputs: Mapping[str, object]) -> Ran:
 
     def note(name: str, module: nn.Module, args: tuple) -> None:
         ran[name] = (ran.get(name, (uses.time, uses.time))[0], uses.time)
-        uses.time += 1
+        uses.time += 2
 
     handles = [module.register_forward_pre_hook(partial(note, name)) for name, module in model.named_modules()]
     try:
@@ -254,7 +254,7 @@ class _Uses(TorchFunctionMode):
         owners: by id of a tensor, the name of its module.
 
     Attributes:
-        time: counts the modules that ran so far. found: by name of a module, the first and the last time.
+        time: twice the number of modules that ran so far. found: by name of a module, the first and the last time.
     """
 
     def __init__(self, owners: Mapping[int, str]) -> None:
@@ -267,7 +267,8 @@ class _Uses(TorchFunctionMode):
         for value in tree_leaves((args, kwargs)):
             owner = self._owners.get(id(value))
             if owner is not None:
-                self.found[owner] = (self.found.get(owner, (self.time, self.time))[0], self.time)
+                now = self.time - 1  # between the module that ran last and the next one
+                self.found[owner] = (self.found.get(owner, (now, now))[0], now)
         return func(*args, **(kwargs or {}))
 
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
 
-from dptrain.blocks.stack import HEAD  # noqa: E402
+from dptrain.blocks.stack import EMBEDDINGS, HEAD  # noqa: E402
 from dptrain.errors import CoupledModel, UnsupportedModule  # noqa: E402
 from dptrain.gradients import gradient_rule, registry  # noqa: E402
 from dptrain.gradients.rules import linear  # noqa: E402
@@ -306,6 +306,20 @@ def test_a_tensor_that_acts_on_the_other_side_of_the_layers_is_refused(world: Wo
             return
         with pytest.raises(UnsupportedModule, match=r"DEPTH_ORDER.*'table\.weight'.*above the last layer"):
             run.gradients(next(iter(run.steps)), losses)
+
+
+class Below(Places):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(ids, "below")
+
+
+def test_a_tensor_used_past_its_module_lies_where_it_is_used(world: World) -> None:
+    """Its module never runs, and is registered behind the layers."""
+    torch.manual_seed(0)
+    with Run(world, Below().double()) as run:
+        assert {t.places for _, t in run.private.prepared.router.tensors if t.name == "table.weight"} == {(("", EMBEDDINGS),)}
+        run.gradients(next(iter(run.steps)))
+        assert list(run.private.prepared.router.around.values()) == [""]
 
 
 # --- who decides ----------------------------------------------------------------------------------------------------------

@@ -29,4 +29,9 @@ TAKEN_AROUND = (
         "tensors=() if any(map(partial(_foreign, router), wrong)) else tuple(wrong),", "tensors=tuple(wrong),",
         T_AROUND + "test_a_wrong_rule_of_somebody_elses_is_told_and_not_passed_over",
     ),
+    Mutant(
+        "a tensor acts where its place says, whatever ran", PROBES,
+        "if used and inside != (place == EMBEDDINGS):", "if False:",
+        T_AROUND + "test_a_tensor_that_acts_on_the_other_side_of_the_layers_is_refused",
+    ),
 )
