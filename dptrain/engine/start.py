@@ -15,9 +15,18 @@ from dptrain.blocks.forwards import Reads
 from dptrain.clipping.fast import FastSums
 from dptrain.data.microbatch import Microbatch
 from dptrain.engine.step import UnderWay
-from dptrain.errors import ConfigError, CoupledModel, DptrainError, NonFinite, NotPrivateUse
+from dptrain.errors import (
+    ConfigError,
+    CoupledModel,
+    DptrainError,
+    LossShape,
+    NonFinite,
+    NotPrivateUse,
+    UnsupportedModule,
+)
 from dptrain.gradients import matmul
 from dptrain.routing import Router
+from dptrain.routing.around import Around
 from dptrain.routing.probes import (
     HALF_TOLERANCE,
     P2_TOLERANCE,
@@ -28,6 +37,7 @@ from dptrain.routing.probes import (
     check_company,
     check_exact,
     check_order,
+    check_order_around,
     check_unread,
     norms_of,
     opened_gates,
@@ -69,6 +79,10 @@ class Unprobed(UserWarning):
 
 class ProbeFailed(UserWarning):
     """The user's loop ended inside a probe."""
+
+
+class _Moved(Exception):
+    """Tells the start that tensors are taken at other modules, so that all is to be proved anew."""
 
 
 Then = Callable[[torch.Tensor, Microbatch], None]
@@ -127,13 +141,32 @@ class Start:
         self._last = 0
         self._times = 0
         self._left = ""
+        self._around = Around(router)
+        self._moved: dict[int, str] | None = None
 
     def run(self) -> Iterator[Microbatch]:
-        """Yields the probe microbatches of the start; raises if one refuses the model, the loss or the loop."""
+        """Yields the probe microbatches of the start; raises if one refuses the model, the loss or the loop.
+
+        A tensor whose own module does not tell contributions apart is taken at the module around it, and all begins again.
+        """
+        self._sandbox.kept.seal()
+        self._router.noted = None if self._truth.sharded else []
+        try:
+            while True:
+                try:
+                    yield from self._run()
+                    break
+                except _Moved:
+                    self._ran.clear()
+        finally:
+            self._router.noted = None
+        self._around.tell()
+
+    def _run(self) -> Iterator[Microbatch]:
+        """Yields the probe microbatches of the start with the sites as they are."""
         full = self._full
         rows = 4 if full >= 12 else 3 if full >= 6 else min(full, 2)
         sandbox, lengths = self._sandbox, self._made.lengths
-        sandbox.kept.seal()
         try:
             self._length, left = lengths[0], PASSES
             if full == 1 and any(self._made.extremes):
@@ -241,13 +274,28 @@ class Start:
         """Checks the losses of a probe microbatch in the place of ``private.backward``, and leaves no gradient."""
         for form in self._repeated:
             form.made(losses)
-        self._router.require_losses(losses)
+        router = self._router
+        if router.noted:
+            self._moved = self._around.after(router.noted)
+            return
+        try:
+            router.require_losses(losses)
+        except LossShape as refusal:
+            if router.noted is None:
+                raise
+            self._moved = self._around.after([self._around.without_graph(refusal)])
+            return
         self._sandbox.refuse_leaves(losses)
-        self._ran.update(self._router.order)
-        check_order(self._router.order, self._router.schedule.stack, self._router)
+        self._ran.update(router.order)
+        check_order(router.order, router.schedule.stack, router)
         assert self._then is not None
-        with self._sandbox.aside():
-            self._then(losses, rows)
+        try:
+            with self._sandbox.aside():
+                self._then(losses, rows)
+        except (CoupledModel, UnsupportedModule) as refusal:
+            if router.noted is None:
+                raise
+            self._moved = self._around.after([refusal])
 
     # --------------------------------------------------------------------------------------------------------- the passes
 
@@ -320,6 +368,7 @@ class Start:
             self._require_finite(losses)
             with self._sandbox.inside():
                 heads.check()
+            check_order_around(losses, self._router)
             self._half = self._router.half
             try:
                 self._exact = check_exact(self._router, losses, found.weight, self._truth)
@@ -442,6 +491,10 @@ class Start:
             self.active, self._then = False, None
             self._under_way.rows = None
             self._router.disarm()
+        if self._moved is not None:
+            moved, self._moved, self._router.noted = self._moved, None, []
+            self._router.place(moved)
+            raise _Moved
 
     def _settle(self, look: Callable[[], Iterator[Microbatch]]) -> Iterator[Microbatch]:
         """Looks at made-up rows until nothing of them has to be tempered: what a loss drew before it raised shows nothing."""

@@ -4,6 +4,7 @@ The form is that of test_peer_bugs_privacy.py; the list is in test_peer_bugs.py.
 """
 
 import warnings
+from typing import Any
 
 import pytest
 
@@ -316,14 +317,21 @@ class Odd(nn.Module):
 
 
 class Transposed(nn.Module):
-    """Positions first where the odd layer sees it: which example a row belongs to cannot be told."""
+    """Positions first where the odd layer sees it: which example a row belongs to can be told around it, or nowhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, back: bool = True) -> None:
         super().__init__()
-        self.odd = Odd()
+        self.odd, self.back = Odd(), back
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.odd(x.transpose(0, 1)).transpose(0, 1)
+        found = self.odd(x.transpose(0, 1))
+        return found.transpose(0, 1) if self.back else found
+
+
+def over_positions(model: nn.Module, rows: Any) -> torch.Tensor:
+    """The loss of a model that leaves the example second."""
+    x = model.extra(model.embed(rows["ids"]))
+    return model.head(x).mean(0)[:, 0]
 
 
 def test_an_unknown_layer_is_trained_or_refused_never_frozen(tmp_path, capsys) -> None:
@@ -336,8 +344,10 @@ def test_an_unknown_layer_is_trained_or_refused_never_frozen(tmp_path, capsys) -
         warnings.simplefilter("ignore", FallbackNotice)
         found = signal(small_world(tmp_path), lambda: net(Odd), per_example)
         assert norm({k: v for k, v in found.items() if k.startswith("extra.")}) > 1e-3
+        found = signal(small_world(tmp_path / "b"), lambda: net(Transposed), per_example)
+        assert norm({k: v for k, v in found.items() if k.startswith("extra.")}) > 1e-3
         with pytest.raises(UnsupportedModule, match=r"BATCH_DIMENSION.*'extra\.odd'.*Freeze"):
-            first_release(small_world(tmp_path / "b"), net(Transposed))
+            first_release(small_world(tmp_path / "c"), net(lambda: Transposed(back=False)), over_positions)
     assert capsys.readouterr().out == ""
 
 
