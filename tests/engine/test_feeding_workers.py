@@ -444,7 +444,8 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_typed_error_and_the_run_goe
     with pytest.raises(FeedingFailed, match=r"WORKER: .*exit status -9.*resume=True"):
         trained(world, 3)
     with Ledger.open(world.ledger, read_only=True) as log:
-        assert log.state.open_window is None and log.state.position == 2, "two steps were released, none by half"
+        # Rows of the step may all have been there when the workers were killed; then it is the next one that fails.
+        assert log.state.open_window is None and log.state.position in (2, 3), "a step was released by half"
     assert gone(trained(world, None))
     with Ledger.open(world.ledger, read_only=True) as log:
         assert log.finished
