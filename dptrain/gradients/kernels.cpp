@@ -107,6 +107,7 @@ void strip(const float* x, long x_row, const float* y, long y_row, long left, lo
         for (int v = 0; v < V; ++v) sums[i][v] = Lane{};
     }
     for (long k = 0; k < t; ++k, x += x_row, y += y_row) {
+        __builtin_prefetch(x + WIDE), __builtin_prefetch(x + WIDE + LANES), __builtin_prefetch(y + 2 * R);  // of the strip to come
         Lane row[V];
         for (int v = 0; v < V; ++v) row[v] = (Lane)*(const Loose*)(x + v * LANES);
         for (int i = 0; i < R; ++i) {
