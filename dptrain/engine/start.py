@@ -141,6 +141,7 @@ class Start:
         self._last = 0
         self._times = 0
         self._left = ""
+        self._sizes: matmul.Sizes = {}
         self._around = Around(router)
         self._moved: dict[int, str] | None = None
 
@@ -160,6 +161,7 @@ class Start:
                     self._ran.clear()
         finally:
             self._router.noted = None
+            self._sizes.clear()
         self._around.tell()
 
     def _run(self) -> Iterator[Microbatch]:
@@ -485,7 +487,7 @@ class Start:
         self._then, self.active = then, True
         try:
             how = {"learning": learning, "probing": not learning, "inputs": inputs}
-            with self._under_way.enter(rows, 0, everything, reads=self._reads, **how), matmul.held_to_torch():
+            with self._under_way.enter(rows, 0, everything, reads=self._reads, **how), matmul.held_to_torch(self._sizes):
                 yield rows
         finally:
             self.active, self._then = False, None

@@ -118,21 +118,27 @@ def using(products: str) -> Iterator[None]:
 
 # ------------------------------------------------------------------------------------------------------ held to torch's own
 
-_holding = False
+Sizes = dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]]
+"""Of second factors that come again, weights: what is summed up of them, and their norm."""
+
+_holding: Sizes | None = None
 
 TOLERANCE = 2.0**-14
 """Distance of a row of a product, summed up with random signs, over the size of its factors; rounding leaves some 2^-18."""
 
 
 @contextmanager
-def held_to_torch() -> Iterator[None]:
+def held_to_torch(sizes: Sizes) -> Iterator[None]:
     """Holds every product of `PRODUCTS` inside to torch's own, for probes on rows that are nobody's.
 
     A product z = x y is right, up to rounding, if z r = x (y r) for a vector r of random signs: one wrong entry of z changes
     that of its row (Freivalds, 1977). Only where a row is off is the whole product formed by torch, entry by entry.
+
+    Args:
+        sizes: what was found of weights before; weights that were written since are told by their version.
     """
     global _holding
-    before, _holding = _holding, True
+    before, _holding = _holding, sizes
     try:
         yield
     finally:
@@ -145,13 +151,17 @@ def _held(found_MN: torch.Tensor, x_MK: torch.Tensor, y_KN: torch.Tensor, bias_N
     Raises:
         UnsupportedModule: code KERNEL_WRONG, it is not torch's and is to be held to it.
     """
-    if not _holding:
+    if _holding is None:
         return found_MN
     signs = 1.0 - 2.0 * torch.randint(2, (found_MN.shape[1],), generator=torch.Generator().manual_seed(found_MN.shape[1]))
+    place = (y_KN.data_ptr(), y_KN.shape, y_KN.stride(), y_KN._version)
+    known = _holding.get(place)
+    if known is None:  # what stands there of a tensor that is gone does not fit, and then entries are compared
+        known = _holding[place] = y_KN @ signs, torch.linalg.vector_norm(y_KN)
     bias = 0.0 if bias_N is None else bias_N @ signs
-    size = torch.linalg.vector_norm(x_MK, dim=1) * torch.linalg.vector_norm(y_KN)
+    size = torch.linalg.vector_norm(x_MK, dim=1) * known[1]
     size = size + (0.0 if bias_N is None else torch.linalg.vector_norm(bias_N))
-    near = (found_MN @ signs - x_MK @ (y_KN @ signs) - bias).abs() <= TOLERANCE * size
+    near = (found_MN @ signs - x_MK @ known[0] - bias).abs() <= TOLERANCE * size
     if bool(near.all()):
         return found_MN
     true = torch.ops.aten.mm.default(x_MK, y_KN) if bias_N is None else torch.ops.aten.addmm.default(bias_N, x_MK, y_KN)
@@ -159,9 +169,9 @@ def _held(found_MN: torch.Tensor, x_MK: torch.Tensor, y_KN: torch.Tensor, bias_N
     alike = ((found_MN - true).abs() <= entries + TOLERANCE * true.abs()) | (~true.isfinite() & ~found_MN.isfinite())
     if bool(alike.all()):
         return found_MN
-    place = tuple(torch.nonzero(~alike)[0].tolist())
-    what = f"a product of {tuple(x_MK.shape)} and {tuple(y_KN.shape)} in place {place}"
-    raise _wrong(what, float(found_MN[place]), float(true[place]))
+    at = tuple(torch.nonzero(~alike)[0].tolist())
+    what = f"a product of {tuple(x_MK.shape)} and {tuple(y_KN.shape)} in place {at}"
+    raise _wrong(what, float(found_MN[at]), float(true[at]))
 
 
 def held_grams(found: Grams, a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> Grams:
@@ -170,7 +180,7 @@ def held_grams(found: Grams, a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> Grams:
     Raises:
         UnsupportedModule: code KERNEL_WRONG, they are others.
     """
-    if not _holding:
+    if _holding is None:
         return found
     with using(TORCH):
         true = gram_product_sums(a_NTD, b_NTP, a_NTD[0].numel() + b_NTP[0].numel())
