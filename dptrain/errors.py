@@ -28,29 +28,15 @@ class NotPrivateUse(DptrainError):
     """A use of the library under which a gradient or a release would not be private."""
 
 
-class _OfOneModule(DptrainError):
-    """A refusal that may hold for one module alone, and not for those around it.
-
-    Attributes:
-        rule: The rule that cannot serve its module, where that of a module around it may.
-        tensors: Indices of tensors in the schedule, where the rule of a module around their own may serve.
-    """
-
-    def __init__(self, code: str, sentence: str, *, rule: object = None, tensors: tuple[int, ...] = ()) -> None:
-        super().__init__(code, sentence)
-        self.rule = rule
-        self.tensors = tensors
-
-
-class LossShape(_OfOneModule):
+class LossShape(DptrainError):
     """The losses handed to `backward` are not one finite-typed number per example."""
 
 
-class CoupledModel(_OfOneModule):
+class CoupledModel(DptrainError):
     """One contribution's gradient depends on another contribution of the same batch."""
 
 
-class UnsupportedModule(_OfOneModule):
+class UnsupportedModule(DptrainError):
     """A module for which no exact per-contribution gradient norm is known."""
 
 

@@ -9,17 +9,13 @@ is then a tower and a position in it.
 
 import inspect
 import math
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from attest.errors import ValueRefused
 from attest.schedule import stack as named
@@ -209,67 +205,30 @@ Ran = Mapping[str, tuple[int, int]]
 def order_of(model: nn.Module, inputs: Mapping[str, object]) -> Ran:
     """Runs a forward without gradients and says when each module ran in it; empty if the model cannot be called like that.
 
-    A module that did not run, and whose trained tensors were used past it, ran when they were used.
-
     Args:
         inputs: by name; those that ``forward`` has no name for are left out.
     """
+    ran: dict[str, tuple[int, int]] = {}
+    calls = 0
+
+    def note(name: str, module: nn.Module, args: tuple) -> None:
+        nonlocal calls
+        ran[name] = (ran.get(name, (calls, calls))[0], calls)
+        calls += 1
+
     parameters = inspect.signature(model.forward).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     named = {name: value for name, value in inputs.items() if name in parameters or (takes_any and name != "labels")}
-    without = {name: value for name, value in named.items() if name != "labels"}  # a loss of the model's may want others
-    for given in (named, without) if len(without) < len(named) else (named,):
-        try:
-            return _ran(model, given)
-        except Exception:  # whatever the model makes of it: the user's own loop may call it otherwise
-            continue
-    return {}
-
-
-def _ran(model: nn.Module, inputs: Mapping[str, object]) -> Ran:
-    """Runs a forward, and says when each module ran or its trained tensors were used."""
-    ran: dict[str, tuple[int, int]] = {}
-    owners = {id(tensor): name.rpartition(".")[0] for name, tensor in model.named_parameters() if tensor.requires_grad}
-    uses = _Uses(owners)
-
-    def note(name: str, module: nn.Module, args: tuple) -> None:
-        ran[name] = (ran.get(name, (uses.time, uses.time))[0], uses.time)
-        uses.time += 2
-
     handles = [module.register_forward_pre_hook(partial(note, name)) for name, module in model.named_modules()]
     try:
-        with torch.no_grad(), uses, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of indices that torch itself takes otherwise under a mode
-            model(**inputs)
+        with torch.no_grad():
+            model(**named)
+    except Exception:  # whatever the model makes of it: the user's own loop may call it otherwise
+        return {}
     finally:
         for handle in handles:
             handle.remove()
-    return {**uses.found, **ran}
-
-
-class _Uses(TorchFunctionMode):
-    """Notes when tensors of each module are given to a function.
-
-    Args:
-        owners: by id of a tensor, the name of its module.
-
-    Attributes:
-        time: twice the number of modules that ran so far. found: by name of a module, the first and the last time.
-    """
-
-    def __init__(self, owners: Mapping[int, str]) -> None:
-        super().__init__()
-        self._owners = owners
-        self.time = 0
-        self.found: dict[str, tuple[int, int]] = {}
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        for value in tree_leaves((args, kwargs)):
-            owner = self._owners.get(id(value))
-            if owner is not None:
-                now = self.time - 1  # between the module that ran last and the next one
-                self.found[owner] = (self.found.get(owner, (now, now))[0], now)
-        return func(*args, **(kwargs or {}))
+    return ran
 
 
 def layer_stack(

@@ -15,18 +15,9 @@ from dptrain.blocks.forwards import Reads
 from dptrain.clipping.fast import FastSums
 from dptrain.data.microbatch import Microbatch
 from dptrain.engine.step import UnderWay
-from dptrain.errors import (
-    ConfigError,
-    CoupledModel,
-    DptrainError,
-    LossShape,
-    NonFinite,
-    NotPrivateUse,
-    UnsupportedModule,
-)
+from dptrain.errors import ConfigError, CoupledModel, DptrainError, NonFinite, NotPrivateUse
 from dptrain.gradients import matmul
 from dptrain.routing import Router
-from dptrain.routing.around import Around
 from dptrain.routing.probes import (
     HALF_TOLERANCE,
     P2_TOLERANCE,
@@ -37,7 +28,6 @@ from dptrain.routing.probes import (
     check_company,
     check_exact,
     check_order,
-    check_order_around,
     check_unread,
     norms_of,
     opened_gates,
@@ -81,10 +71,6 @@ class ProbeFailed(UserWarning):
     """The user's loop ended inside a probe."""
 
 
-class _Moved(Exception):
-    """Tells the start that tensors are taken at other modules, so that all is to be proved anew."""
-
-
 Then = Callable[[torch.Tensor, Microbatch], None]
 
 
@@ -93,7 +79,7 @@ class Start:
 
     Guarantee: what is probed is a function of the model, the loop, and rows that are nobody's private ones: records that the
     user gives, contributions of public classes, or rows made up from shapes and types. No refusal depends on anything else.
-    Every product of its microbatches that is not torch's own is held to torch's.
+    What is not torch's own of forward and backward pass, norms and sums is held to torch's, up to rounding.
 
     Args:
         made: rows that are nobody's. under_way: enters microbatches. repeated: losses that the user asked for, as they come.
@@ -141,34 +127,14 @@ class Start:
         self._last = 0
         self._times = 0
         self._left = ""
-        self._sizes: matmul.Sizes = {}
-        self._around = Around(router)
-        self._moved: dict[int, str] | None = None
+        self._holding = matmul.Holding()
 
     def run(self) -> Iterator[Microbatch]:
-        """Yields the probe microbatches of the start; raises if one refuses the model, the loss or the loop.
-
-        A tensor whose own module does not tell contributions apart is taken at the module around it, and all begins again.
-        """
-        self._sandbox.kept.seal()
-        self._router.noted = None if self._truth.sharded else []
-        try:
-            while True:
-                try:
-                    yield from self._run()
-                    break
-                except _Moved:
-                    self._ran.clear()
-        finally:
-            self._router.noted = None
-            self._sizes.clear()
-        self._around.tell()
-
-    def _run(self) -> Iterator[Microbatch]:
-        """Yields the probe microbatches of the start with the sites as they are."""
+        """Yields the probe microbatches of the start; raises if one refuses the model, the loss or the loop."""
         full = self._full
         rows = 4 if full >= 12 else 3 if full >= 6 else min(full, 2)
         sandbox, lengths = self._sandbox, self._made.lengths
+        sandbox.kept.seal()
         try:
             self._length, left = lengths[0], PASSES
             if full == 1 and any(self._made.extremes):
@@ -207,6 +173,7 @@ class Start:
                 if hasattr(sys, "ps1"):  # somebody at a prompt, where nothing ends but the cell
                     self.tell_end()
             raise
+        self._holding.rehearse(full)
         sandbox.kept.changed()
         self._require_unwritten()
         self._router.verified = frozenset(self._ran)
@@ -276,28 +243,13 @@ class Start:
         """Checks the losses of a probe microbatch in the place of ``private.backward``, and leaves no gradient."""
         for form in self._repeated:
             form.made(losses)
-        router = self._router
-        if router.noted:
-            self._moved = self._around.after(router.noted)
-            return
-        try:
-            router.require_losses(losses)
-        except LossShape as refusal:
-            if router.noted is None:
-                raise
-            self._moved = self._around.after([self._around.without_graph(refusal)])
-            return
+        self._router.require_losses(losses)
         self._sandbox.refuse_leaves(losses)
-        self._ran.update(router.order)
-        check_order(router.order, router.schedule.stack, router)
+        self._ran.update(self._router.order)
+        check_order(self._router.order, self._router.schedule.stack, self._router)
         assert self._then is not None
-        try:
-            with self._sandbox.aside():
-                self._then(losses, rows)
-        except (CoupledModel, UnsupportedModule) as refusal:
-            if router.noted is None:
-                raise
-            self._moved = self._around.after([refusal])
+        with self._sandbox.aside():
+            self._then(losses, rows)
 
     # --------------------------------------------------------------------------------------------------------- the passes
 
@@ -370,7 +322,6 @@ class Start:
             self._require_finite(losses)
             with self._sandbox.inside():
                 heads.check()
-            check_order_around(losses, self._router)
             self._half = self._router.half
             try:
                 self._exact = check_exact(self._router, losses, found.weight, self._truth)
@@ -487,16 +438,12 @@ class Start:
         self._then, self.active = then, True
         try:
             how = {"learning": learning, "probing": not learning, "inputs": inputs}
-            with self._under_way.enter(rows, 0, everything, reads=self._reads, **how), matmul.held_to_torch(self._sizes):
+            with self._under_way.enter(rows, 0, everything, reads=self._reads, **how), matmul.held_to_torch(self._holding, len(names)):
                 yield rows
         finally:
             self.active, self._then = False, None
             self._under_way.rows = None
             self._router.disarm()
-        if self._moved is not None:
-            moved, self._moved, self._router.noted = self._moved, None, []
-            self._router.place(moved)
-            raise _Moved
 
     def _settle(self, look: Callable[[], Iterator[Microbatch]]) -> Iterator[Microbatch]:
         """Looks at made-up rows until nothing of them has to be tempered: what a loss drew before it raised shows nothing."""

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from dptrain.gradients.forms import Dense, Form, Outer
-from dptrain.gradients.generic import GenericRule, time_first
+from dptrain.gradients.generic import GenericRule, require_batch_first
 from dptrain.gradients.registry import Call, gradient_rule
 from dptrain.sandbox import Draw
 
@@ -32,8 +32,8 @@ class AttentionRule(GenericRule):
     """
 
     def __init__(self, name: str, module: nn.MultiheadAttention, *, whole: bool = True) -> None:
+        require_batch_first(name, module)
         super().__init__(name, module, whole=whole)
-        self.misplaced = time_first(name, module)
         self.attention = module
         self.slow = not serves(module)
 

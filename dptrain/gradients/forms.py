@@ -361,7 +361,7 @@ def _grams(piece: Outer) -> Grams:
     a_NT, b_NT = _lengths(a), _lengths(b)
     reach = (a_NT * b_NT).sum(1)
     square = reach.square() if a.shape[1] == 1 else matmul.gram_product_sums(a, b, _GRAM_ELEMENTS)
-    return Grams(square, reach, a_NT.sum(1), b_NT.sum(1))
+    return matmul.held_grams(Grams(square, reach, a_NT.sum(1), b_NT.sum(1)), a, b)
 
 
 def _slack(piece: Outer, found: Grams, others: int = 0) -> torch.Tensor:

@@ -158,7 +158,6 @@ class GenericRule(Rule):
                     "NO_RULE",
                     f"{self._kind} holds trainable tensors {wanted} and cannot be run again for one contribution alone "
                     f"({without_text(error)}); freeze these tensors or move them into a supported layer",
-                    rule=self,
                 ) from None
         self._refuse_host_draws(hosts)
         return {key: Dense(value) for key, value in found.items()}
@@ -201,7 +200,6 @@ class GenericRule(Rule):
                     f"{self._kind} has no rule of its own and is called with a {type(value).__name__}, which may change from "
                     "call to call (a key-value cache, a packed sequence): set use_cache=False, pass padded tensors, or freeze "
                     "the tensors of the module",
-                    rule=self,
                 )
             dim = self.first if place == 0 else self.other
             if not isinstance(value, torch.Tensor) or call.rows == 1 or value.dim() <= dim:
@@ -218,14 +216,12 @@ class GenericRule(Rule):
                     f"input {place} of {self._kind} had one row for the whole microbatch and has one per example now, so that "
                     "its shape follows content; give it the same number of rows in every call, or freeze the tensors of the "
                     "module",
-                    rule=self,
                 )
             if batched and not fits:
                 raise UnsupportedModule(
                     "BATCH_DIMENSION",
                     f"input {place} of {self._kind} has shape {tuple(value.shape)}, expected {call.rows} rows in dimension "
                     f"{dim} as before; pass one row per example. Freeze the tensors of the module otherwise",
-                    rule=self,
                 )
             dims.append(dim if batched else None)
         return dims
@@ -336,12 +332,11 @@ def _run_recurrent(module: nn.RNNBase, swapped: dict[str, torch.Tensor], args: t
         module._flat_weights = kept
 
 
-def time_first(name: str, module: nn.RNNBase | nn.MultiheadAttention) -> UnsupportedModule | None:
-    """Returns what to say of a module of torch's whose dimension 0 is time; None for others."""
-    if module.batch_first:
-        return None
-    return UnsupportedModule(
-        "BATCH_DIMENSION",
-        f"module {name!r} ({type(module).__name__}) is built with batch_first=False, so dimension 0 is not the example; "
-        "build it with batch_first=True",
-    )
+def require_batch_first(name: str, module: nn.RNNBase | nn.MultiheadAttention) -> None:
+    """Raises UnsupportedModule for a module of torch's whose dimension 0 is time."""
+    if not module.batch_first:
+        raise UnsupportedModule(
+            "BATCH_DIMENSION",
+            f"module {name!r} ({type(module).__name__}) is built with batch_first=False, so dimension 0 is not the example; "
+            "build it with batch_first=True",
+        )

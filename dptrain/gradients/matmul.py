@@ -4,13 +4,15 @@ On CPUs torch sends float32 products to MKL. On AMD processors MKL reaches less 
 same build reach; on Intel's, for which it is made, it is the faster one (docs/performance.md has the figures). Both multiply
 and add in float32, so the rounding that the margins pay for is the same. Products of norms and sums come here by name; those of
 forward and backward pass are met where every operation of a microbatch passes (`PRODUCTS`, `dptrain.sandbox.Sandbox`), whatever
-module they stand in. The probes at the start of a run hold every one of them to torch's own (:func:`held_to_torch`).
+module they stand in. The start of a run holds them to torch's own, in the probes and at the size of a full microbatch
+(:class:`Holding`).
 Everything else (other devices, float64, small products, tensor subclasses) is left to torch.
 """
 
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -79,7 +81,7 @@ def _fits(x: torch.Tensor, y: torch.Tensor, multiplications: int) -> bool:
 def _mm(x_MK: torch.Tensor, y_KN: torch.Tensor) -> torch.Tensor:
     if not _fits(x_MK, y_KN, x_MK.shape[0] * y_KN.numel()):
         return torch.ops.aten.mm.default(x_MK, y_KN)
-    return _held(_rows(_plain(x_MK), _plain(y_KN.t())), x_MK, y_KN, None)
+    return _held(_rows(_plain(x_MK), _plain(y_KN.t())), x_MK, y_KN)
 
 
 def _addmm(bias_N: torch.Tensor, x_MK: torch.Tensor, y_KN: torch.Tensor, **scales: Any) -> torch.Tensor:
@@ -118,60 +120,130 @@ def using(products: str) -> Iterator[None]:
 
 # ------------------------------------------------------------------------------------------------------ held to torch's own
 
-Sizes = dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]]
-"""Of second factors that come again, weights: what is summed up of them, and their norm."""
+@dataclass(frozen=True)
+class Met:
+    """One kind of product that a probe met: shapes and layouts of the factors, and which side grows with the rows."""
 
-_holding: Sizes | None = None
+    x: torch.Size
+    y: torch.Size
+    lies: tuple[bool, bool]
+    bias: bool
+    sums: bool
+    rows: int
 
-TOLERANCE = 2.0**-14
-"""Distance of a row of a product, summed up with random signs, over the size of its factors; rounding leaves some 2^-18."""
+
+class Holding:
+    """Holds the products of probes to torch's own (:func:`held_to_torch`), and then those of a full microbatch.
+
+    A product z = x y is right, up to rounding, if z r = x (y r) for a vector r of random signs, each over the length of its
+    column of y: one wrong entry of z changes that of its row (Freivalds, 1977). Only where a row is off is the whole product
+    formed by torch, entry by entry.
+    """
+
+    def __init__(self) -> None:
+        self.rows = 1
+        self._met: set[Met] = set()
+        self._known: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def require(self, found_MN: torch.Tensor, x_MK: torch.Tensor, y_KN: torch.Tensor, bias_N: torch.Tensor | None) -> None:
+        """Raises UnsupportedModule, code KERNEL_WRONG, for a product that is not torch's."""
+        place = (y_KN.data_ptr(), y_KN.shape, y_KN.stride(), y_KN._version)
+        known = self._known.get(place)
+        if known is None:  # what stands here of a tensor that is gone does not fit, and then entries are compared
+            lengths = torch.linalg.vector_norm(y_KN, dim=0)
+            chance = torch.Generator().manual_seed(y_KN.shape[1])
+            signs = (1.0 - 2.0 * torch.randint(2, lengths.shape, generator=chance)) / lengths.clamp_min(1e-30)
+            known = self._known[place] = signs, y_KN @ signs
+        signs, summed = known
+        size = torch.linalg.vector_norm(x_MK, dim=1) * y_KN.shape[1] ** 0.5
+        gap = found_MN @ signs - x_MK @ summed
+        if bias_N is not None:
+            shift = bias_N * signs
+            gap, size = gap - shift.sum(), size + torch.linalg.vector_norm(shift)
+        if not bool((gap.abs() <= TOLERANCE * size).all()):
+            self._compare(found_MN, x_MK, y_KN, bias_N)
+
+    @staticmethod
+    def _compare(found_MN: torch.Tensor, x_MK: torch.Tensor, y_KN: torch.Tensor, bias_N: torch.Tensor | None) -> None:
+        aten = torch.ops.aten
+        true = aten.mm.default(x_MK, y_KN) if bias_N is None else aten.addmm.default(bias_N, x_MK, y_KN)
+        entries = torch.outer(torch.linalg.vector_norm(x_MK, dim=1), torch.linalg.vector_norm(y_KN, dim=0))
+        alike = (found_MN - true).abs() <= ENTRY * (entries + true.abs())
+        alike |= ~true.isfinite() & ~found_MN.isfinite()
+        if not bool(alike.all()):
+            at = tuple(torch.nonzero(~alike)[0].tolist())
+            what = f"a product of {tuple(x_MK.shape)} and {tuple(y_KN.shape)} in place {at}"
+            raise _wrong(what, float(found_MN[at]), float(true[at]))
+
+    def meet(self, x_MK: torch.Tensor, y_KN: torch.Tensor, bias: bool, sums: bool) -> None:
+        """Notes a kind of product, to be rehearsed with a full microbatch."""
+        lies = x_MK.is_contiguous(), y_KN.is_contiguous()
+        self._met.add(Met(x_MK.shape, y_KN.shape, lies, bias, sums, self.rows))
+
+    def rehearse(self, full: int) -> None:
+        """Holds every kind of product that was met, at the rows of a full microbatch and on random numbers, to torch's.
+
+        Kernels are chosen by shape, and probes have few rows.
+        """
+        self._known.clear()
+        met, self._met = self._met, set()
+        grown = {(one.lies, one.bias, one.sums, *_grown(one, full)) for one in met}
+        for (x_plain, y_plain), bias, sums, m, k, n in sorted(grown):
+            chance = torch.Generator().manual_seed(m * 31 + n)
+            x = torch.randn(m, k, generator=chance) if x_plain else torch.randn(k, m, generator=chance).t()
+            y = torch.randn(k, n, generator=chance) if y_plain else torch.randn(n, k, generator=chance).t()
+            with held_to_torch(self, self.rows):
+                if sums:
+                    _weighted(y, x.t())
+                elif bias:
+                    _addmm(torch.randn(n, generator=chance), x, y)
+                else:
+                    _mm(x, y)
+            self._known.clear()
+        self._met.clear()
+
+
+def _grown(one: Met, full: int) -> tuple[int, int, int]:
+    """Returns M, K and N of a product of this kind in a full microbatch."""
+    (m, k), n = one.x, one.y[1]
+    if one.sums:
+        return m, min(k * full // one.rows, ROWS), n
+    return (m * full // one.rows if one.lies[0] else m), k, n
+
+
+_holding: Holding | None = None
+
+TOLERANCE = 2.0**-17
+"""Distance of a row of a product that was summed up, over the sizes of what was; rounding leaves some 2^-20."""
+
+ENTRY = 2.0**-14
+"""Distance of an entry, over the lengths of its row and column."""
 
 
 @contextmanager
-def held_to_torch(sizes: Sizes) -> Iterator[None]:
-    """Holds every product of `PRODUCTS` inside to torch's own, for probes on rows that are nobody's.
-
-    A product z = x y is right, up to rounding, if z r = x (y r) for a vector r of random signs: one wrong entry of z changes
-    that of its row (Freivalds, 1977). Only where a row is off is the whole product formed by torch, entry by entry.
+def held_to_torch(holding: Holding, rows: int) -> Iterator[None]:
+    """Holds every product inside that is not torch's own to torch's, for probes on rows that are nobody's.
 
     Args:
-        sizes: what was found of weights before; weights that were written since are told by their version.
+        rows: of the microbatch.
     """
     global _holding
-    before, _holding = _holding, sizes
+    before, _holding = _holding, holding
+    holding.rows = rows
     try:
         yield
     finally:
         _holding = before
 
 
-def _held(found_MN: torch.Tensor, x_MK: torch.Tensor, y_KN: torch.Tensor, bias_N: torch.Tensor | None) -> torch.Tensor:
-    """Returns a product as it is found.
-
-    Raises:
-        UnsupportedModule: code KERNEL_WRONG, it is not torch's and is to be held to it.
-    """
-    if _holding is None:
-        return found_MN
-    signs = 1.0 - 2.0 * torch.randint(2, (found_MN.shape[1],), generator=torch.Generator().manual_seed(found_MN.shape[1]))
-    place = (y_KN.data_ptr(), y_KN.shape, y_KN.stride(), y_KN._version)
-    known = _holding.get(place)
-    if known is None:  # what stands there of a tensor that is gone does not fit, and then entries are compared
-        known = _holding[place] = y_KN @ signs, torch.linalg.vector_norm(y_KN)
-    bias = 0.0 if bias_N is None else bias_N @ signs
-    size = torch.linalg.vector_norm(x_MK, dim=1) * known[1]
-    size = size + (0.0 if bias_N is None else torch.linalg.vector_norm(bias_N))
-    near = (found_MN @ signs - x_MK @ known[0] - bias).abs() <= TOLERANCE * size
-    if bool(near.all()):
-        return found_MN
-    true = torch.ops.aten.mm.default(x_MK, y_KN) if bias_N is None else torch.ops.aten.addmm.default(bias_N, x_MK, y_KN)
-    entries = TOLERANCE * torch.outer(torch.linalg.vector_norm(x_MK, dim=1), torch.linalg.vector_norm(y_KN, dim=0))
-    alike = ((found_MN - true).abs() <= entries + TOLERANCE * true.abs()) | (~true.isfinite() & ~found_MN.isfinite())
-    if bool(alike.all()):
-        return found_MN
-    at = tuple(torch.nonzero(~alike)[0].tolist())
-    what = f"a product of {tuple(x_MK.shape)} and {tuple(y_KN.shape)} in place {at}"
-    raise _wrong(what, float(found_MN[at]), float(true[at]))
+def _held(
+    found_MN: torch.Tensor, x_MK: torch.Tensor, y_KN: torch.Tensor, bias_N: torch.Tensor | None = None, *, sums: bool = False
+) -> torch.Tensor:
+    """Returns a product as it is found; inside :func:`held_to_torch`, only if it is torch's."""
+    if _holding is not None:
+        _holding.require(found_MN, x_MK, y_KN, bias_N)
+        _holding.meet(x_MK, y_KN, bias_N is not None, sums)
+    return found_MN
 
 
 def held_grams(found: Grams, a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> Grams:
@@ -226,7 +298,8 @@ def _weighted(a_KD: torch.Tensor, b_KP: torch.Tensor) -> torch.Tensor:
     if not _fits(a_KD, b_KP, a_KD.numel() * b_KP.shape[1]):
         return b_KP.t() @ a_KD
     a, b = a_KD.contiguous(), b_KP.contiguous()
-    return _rows(a.t(), b.t()).t() if a.shape[1] < b.shape[1] else _rows(b.t(), a.t())
+    found = _rows(a.t(), b.t()).t() if a.shape[1] < b.shape[1] else _rows(b.t(), a.t())
+    return _held(found, b.t(), a, sums=True)
 
 
 def per_contribution(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:

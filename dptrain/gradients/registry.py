@@ -109,9 +109,6 @@ class Rule:
     product = False
     """The output is one fresh product ``x W + bias`` of the first input."""
 
-    misplaced: UnsupportedModule | None = None
-    """Why the module has no row per example, where that is known before it runs."""
-
     def __init__(self, name: str, module: nn.Module, *, whole: bool = False) -> None:
         self.name = name
         self.module = module

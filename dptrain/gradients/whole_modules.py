@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from dptrain.blocks.adapters import tuner_runs_whole
-from dptrain.gradients.generic import GenericRule, time_first
+from dptrain.gradients.generic import GenericRule, require_batch_first
 from dptrain.gradients.registry import gradient_rule
 
 Trained = frozenset[str]
@@ -39,8 +39,8 @@ class RecurrentRule(GenericRule):
     other = 1
 
     def __init__(self, name: str, module: nn.RNNBase, *, whole: bool = True) -> None:
+        require_batch_first(name, module)
         super().__init__(name, module, whole=whole)
-        self.misplaced = time_first(name, module)
 
 
 def _uses_inner_tensors(module: nn.Module, trained: Trained) -> bool:

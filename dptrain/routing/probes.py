@@ -69,7 +69,7 @@ class Exact:
 def check_order(order: Sequence[str], stack: LayerStack, router: Router) -> None:
     """Refuses a model whose modules do not run in the order of depth that the profiles assume."""
     places = {}
-    for site in (site for site in router.sites if not site.around):
+    for site in router.sites:
         found = {place for i in site.tensors.values() for place in router.tensors[i][1].places}
         if len(found) == 1:  # a tied tensor, or one that acts on every layer, says nothing about order
             places[site.name] = found.pop()
@@ -86,39 +86,13 @@ def check_order(order: Sequence[str], stack: LayerStack, router: Router) -> None
             continue  # no layer of this tower is scheduled, so nothing tells where it runs
         begins, ends = (inside[tower][0], inside[tower][-1]) if tower in inside else (first, last)
         if (place == HEAD and i < begins) or (place == EMBEDDINGS and i > ends):
-            raise _misplaced(f"module {name!r}", place, "runs", stack)
-
-
-def check_order_around(losses: torch.Tensor, router: Router) -> None:
-    """Refuses tensors that are taken around their modules and act in another order of depth than the profiles assume.
-
-    Their modules may never run, so the graph tells: what acts above the layers is in the output of none, and what acts below
-    them in that of the last.
-    """
-    stack, ran = router.schedule.stack, router.layers
-    for index, (_, tensor) in enumerate(router.tensors):
-        places = tensor.places if router.first_of(index) in router.around else ()
-        if len(places) != 1 or places[0][1] not in (HEAD, EMBEDDINGS):
-            continue
-        tower, place = places[0]
-        found = [output for layer, output in ran if tower in (NO_TOWER, stack.tower_of(layer))]
-        if not found:
-            continue
-        sides = (found[0] if place == HEAD else found[-1]).sum(), losses.sum()
-        with router.muted(), router.inside():
-            inside, used = (gradients(side, [router.leaf(tensor.parameter)])[0] is not None for side in sides)
-        if used and inside != (place == EMBEDDINGS):
-            raise _misplaced(f"tensor {tensor.name!r}", place, "acts", stack)
-
-
-def _misplaced(what: str, place: int, runs: str, stack: LayerStack) -> UnsupportedModule:
-    side = "above the last layer" if place == HEAD else "below layer 0"
-    return UnsupportedModule(
-        "DEPTH_ORDER",
-        f"{what} counts as {side} by its place in the model, but {runs} on the other side of the layers "
-        f"{stack.layers[0]!r}..{stack.layers[-1]!r}; pass layers= so that depth follows the order of execution (a "
-        "model of several stacks: the names of its lists of layers)",
-    )
+            side = "above the last layer" if place == HEAD else "below layer 0"
+            raise UnsupportedModule(
+                "DEPTH_ORDER",
+                f"module {name!r} counts as {side} by its place in the model, but runs on the other side of the layers "
+                f"{stack.layers[0]!r}..{stack.layers[-1]!r}; pass layers= so that depth follows the order of execution (a "
+                "model of several stacks: the names of its lists of layers)",
+            )
 
 
 class Truth:
@@ -210,22 +184,17 @@ def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tens
     gaps = _squares(_gaps(truth, probed, pieces, exact, mix[:, None].expand(-1, len(router.schedule.blocks))))
     rounding = rounding_of(router, half)
     errors, floors = truth.over_ranks(gaps).sqrt(), truth.over_ranks(rounding.double() * truth.factor) * truth.shares
-    around = torch.tensor([router.first_of(index) in router.around for index in range(len(router.tensors))])
-    floors = torch.where(around, floors + noise, floors)
-    wrong = [index for index in range(len(router.tensors)) if not errors[index] <= tolerance * sizes[index] + floors[index]]
-    if wrong:
-        index = wrong[0]
-        truth.refuse_layout(losses, per_example, index)
-        cause, cure = _likely_cause(router, index)
-        raise UnsupportedModule(
-            "GRADIENT_MISMATCH",
-            f"tensor {router.tensors[index][1].name!r}: the per-contribution gradients do not add up to autograd's own; {cause}"
-            f"{_IN_HALF if half else ''}. {cure}",
-            tensors=() if any(map(partial(_foreign, router), wrong)) else tuple(wrong),
-        )
     silent, absent = [], []
     for index, (_, tensor) in enumerate(router.tensors):
-        size, floor = float(sizes[index]), float(floors[index])
+        size, error, floor = float(sizes[index]), float(errors[index]), float(floors[index])
+        if not error <= tolerance * size + floor:
+            truth.refuse_layout(losses, per_example, index)
+            cause, cure = _likely_cause(router, index)
+            raise UnsupportedModule(
+                "GRADIENT_MISMATCH",
+                f"tensor {tensor.name!r}: the per-contribution gradients do not add up to autograd's own; {cause}"
+                f"{_IN_HALF if half else ''}. {cure}",
+            )
         if size <= max(floor, float(noise[index])):
             silent.append(tensor.name)
         if size == 0.0:
@@ -261,11 +230,6 @@ def _likely_cause(router: Router, index: int) -> tuple[str, str]:
                 "Hold it to dptrain.check_gradient_rule, which tells where",
             )
     return "it is probably used without calling the module that owns it", "Freeze it or use it through its module"
-
-
-def _foreign(router: Router, index: int) -> bool:
-    """Tells whether a rule that came from elsewhere serves a tensor: its fault is told, and not passed over."""
-    return any(index in site.tensors.values() and site.rule.foreign for site in router.sites)
 
 
 def _noise_of(
@@ -346,7 +310,6 @@ def _check_jacobian(losses: torch.Tensor, router: Router) -> None:
                 "CROSS_SAMPLE_GRADIENT",
                 f"the loss of one example depends on other examples of the batch (seen at {name!r}): in-batch negatives, "
                 "batch statistics or a loss over the batch; make each loss a function of its own example",
-                rule=router.widened(name),  # it may use the first of the rows that it was given, as that of all
             )
 
 

@@ -7,11 +7,10 @@ cannot hold a non-private gradient.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 
 import torch
 from torch import nn
@@ -25,15 +24,11 @@ from dptrain.data.microbatch import Microbatch
 from dptrain.errors import CoupledModel, LossShape, UnsupportedModule
 from dptrain.geometry.charts import charted
 from dptrain.gradients.forms import Piece, narrow
-from dptrain.gradients.generic import GenericRule
 from dptrain.gradients.registry import Rule, described, rule_of, settled
 from dptrain.gradients.whole_modules import SpreadPrompts, prompt_models
 from dptrain.routing.capture import Kept, Tap, in_reentrant_checkpoint
 from dptrain.sandbox import Entry, Given, Sandbox
 from dptrain.sandbox.outside import without_gradient
-
-STRETCH_SHARE = 2.0**-6
-"""Part of the bound on summands that counts where a stretch of a model runs again: they are summed in few places of it."""
 
 
 class FallbackNotice(UserWarning):
@@ -53,9 +48,6 @@ class Site:
     shapes: dict[str, torch.Size]
     """Of the whole tensors, by attribute name."""
 
-    around: bool = False
-    """It serves tensors of modules inside it that do not tell contributions apart."""
-
 
 @dataclass
 class _Armed:
@@ -70,10 +62,6 @@ class _Armed:
     pieces: Pieces = field(default_factory=dict)
     taps: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
-    layers: list[tuple[str, torch.Tensor]] = field(default_factory=list)
-    """At the start, where tensors are taken around their modules: what layers gave, in the order in which they ran."""
-    widened: set[str] = field(default_factory=set)
-    """Names of sites that were given rows, or whose output was."""
     muted: bool = False
     half: bool = False
     """A captured module computed in half precision."""
@@ -120,13 +108,13 @@ class Router:
             sandbox.own(self._anchor)
         self._begun: dict[str, int] = {}
         self._handles: list[RemovableHandle] = []
-        self.around: dict[int, str] = {}
-        """Tensors that are taken at a module around their own, by index, and its path; :mod:`dptrain.routing.around`."""
-        self.noted: list[UnsupportedModule] | None = None
-        """While the start of a run looks for sites: refusals of a forward, which goes on without what they are about."""
-        self._told: set[str] = set()
+        self.sites = list(self._find_sites(model))
         self._prompts = [SpreadPrompts(module, self._is_armed) for module in prompt_models(model)]
-        self.place({})
+        owners: dict[int, int] = {}
+        for site in self.sites:
+            for index in set(site.tensors.values()):
+                owners[index] = owners.get(index, 0) + 1
+        self._shared = frozenset(index for index, count in owners.items() if count > 1)
         precisions = {tensor.parameter.dtype for _, tensor in self.tensors}
         self.precision = torch.float64 if precisions == {torch.float64} else torch.float32
         noised = [block.std > 0.0 for block in schedule.blocks]
@@ -138,63 +126,30 @@ class Router:
         self.verified: frozenset[str] | None = None
         """Sites that the probes have seen run; any other is refused when it first runs. None while nothing was probed."""
 
-    @property
-    def model(self) -> nn.Module:
-        """The model whose gradients are found."""
-        return self._model
-
-    def place(self, around: Mapping[int, str]) -> None:
-        """Finds the sites, with these tensors at modules around their own; nothing that rules learnt before stays."""
-        attached = bool(self._handles)
-        self.detach()
-        self.around = dict(around)
-        self.sites = list(self._find_sites(self._model))
-        owners: dict[int, int] = {}
-        for site in self.sites:
-            for index in set(site.tensors.values()):
-                owners[index] = owners.get(index, 0) + 1
-        self._shared = frozenset(index for index, count in owners.items() if count > 1)
-        if attached:
-            self.attach()
-
     def _find_sites(self, model: nn.Module) -> Iterator[Site]:
         inside: tuple[str, ...] = ()
         for name, module in model.named_modules():
+            if name.startswith(inside):
+                continue
             below = {
                 key: parameter
                 for key, parameter in module.named_parameters(remove_duplicate=False)
                 if id(parameter) in self._index
             }
-            indices = {key: self._index[id(parameter)] for key, parameter in below.items()}
-            taken = {key: index for key, index in indices.items() if self.around.get(index) == name}
-            left = frozenset(key for key in below if not _within(name, self.around.get(indices[key])))
-            rule = None if name.startswith(inside) else rule_of(name, module, left)
-            own: dict[str, int] = {}
-            if rule is not None:
-                if rule.whole:
-                    inside = (*inside, f"{name}." if name else "")
-                own = {key: index for key, index in indices.items() if key in left and (rule.whole or "." not in key)}
-                if rule.slow:
-                    self._tell(name, module, own)
-            if taken and (rule is None or type(rule) is GenericRule):
-                rule = GenericRule(name, module, whole=True)  # one more run serves both
-            if rule is not None and not (taken and isinstance(rule, GenericRule)):
-                yield Site(name, module, rule, own, {key: below[key].shape for key in own})
-                rule, own = GenericRule(name, module, whole=True), {}
-            if taken:
-                own |= taken
-                yield Site(name, module, rule, own, {key: below[key].shape for key in own}, around=True)
-
-    def _tell(self, name: str, module: nn.Module, own: Mapping[str, int]) -> None:
-        """Says once that a module takes the generic path."""
-        if name not in self._told:
-            self._told.add(name)
-            warnings.warn(
-                f"{described(name, module)} has no rule of its own: its tensors {sorted(own)} take the generic path, exact "
-                "but slower (the module runs once more per microbatch); @gradient_rule adds one (docs/extending/layers.md)",
-                FallbackNotice,
-                stacklevel=4,
-            )
+            rule = rule_of(name, module, frozenset(below))
+            if rule is None:
+                continue
+            if rule.whole:
+                inside = (*inside, f"{name}." if name else "")
+            own = {key: self._index[id(parameter)] for key, parameter in below.items() if rule.whole or "." not in key}
+            if rule.slow:
+                warnings.warn(
+                    f"{described(name, module)} has no rule of its own: its tensors {sorted(own)} take the generic path, exact "
+                    "but slower (the module runs once more per microbatch); @gradient_rule adds one (docs/extending/layers.md)",
+                    FallbackNotice,
+                    stacklevel=3,
+                )
+            yield Site(name, module, rule, own, {key: below[key].shape for key in own})
 
     def __getstate__(self) -> dict[str, object]:
         """A copied or pickled model takes its hooks along: they do nothing there, and no sum or gradient goes with them."""
@@ -208,8 +163,6 @@ class Router:
                 self._handles.append(site.module.register_forward_pre_hook(partial(self._begin, site)))
             self._handles.append(site.module.register_forward_hook(partial(self._capture, site), with_kwargs=True))
 
-        for layer in self.schedule.stack.layers if self.around else ():
-            self._handles.append(self._model.get_submodule(layer).register_forward_hook(partial(self._passed, layer)))
         for prompts in self._prompts:
             prompts.attach()
         if self.sandbox is not None:
@@ -224,15 +177,6 @@ class Router:
         if self._armed is not None or sandbox is None or sandbox.active:
             return None
         return without_gradient(output) if model.training and torch.is_grad_enabled() else None
-
-    def _passed(self, layer: str, module: nn.Module, args: tuple, output: object) -> None:
-        """Notes at the start that a layer ran, and what it gave."""
-        armed = self._armed
-        if armed is None or self.noted is None or not torch.is_grad_enabled():
-            return
-        armed.order.append(layer)
-        leaves = (value for value in tree_flatten(output)[0] if isinstance(value, torch.Tensor) and value.requires_grad)
-        armed.layers += [(layer, value) for value in islice(leaves, 1)]
 
     def _begin(self, site: Site, module: nn.Module, args: tuple) -> None:
         """Notes where the draws of this forward begin."""
@@ -282,7 +226,7 @@ class Router:
         self._serial += 1
         self._armed = replace(
             template, serial=self._serial, contributions=rows.contributions, examples=rows.examples, pieces={}, taps=[],
-            order=[], layers=[], widened=set(), muted=False, half=False, reach=None,
+            order=[], muted=False, half=False, reach=None,
         )  # fmt: skip
         sandbox = self.sandbox
         try:
@@ -345,19 +289,9 @@ class Router:
         return self._armed.taps if self._armed else []
 
     @property
-    def layers(self) -> list[tuple[str, torch.Tensor]]:
-        """Names and outputs of layers in the order in which they ran, at the start, where tensors are taken around modules."""
-        return self._armed.layers if self._armed else []
-
-    @property
     def order(self) -> list[str]:
         """Names of sites in the order in which they ran in this microbatch."""
         return self._armed.order if self._armed else []
-
-    def widened(self, name: str) -> Rule | None:
-        """The rule of a site that rows were made up for in this microbatch; None for others."""
-        found = self._armed is not None and name in self._armed.widened
-        return next((site.rule for site in self.sites if site.name == name), None) if found else None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -380,8 +314,7 @@ class Router:
         ):
             return None
         rows = armed.contributions * armed.examples
-        if rows > 1 and args[0].dim() > 1 and args[0].shape[0] == 1 and self._wanted(armed, site) and not self._among(site):
-            armed.widened.add(site.name)
+        if rows > 1 and args[0].dim() > 1 and args[0].shape[0] == 1 and self._wanted(armed, site):
             return (args[0].expand(rows, *args[0].shape[1:]), *args[1:]), kwargs
         return None
 
@@ -397,23 +330,6 @@ class Router:
             if armed is not None:
                 armed.muted = False
 
-    def _without(self, site: Site, output: object, refusal: UnsupportedModule) -> object:
-        """Raises a refusal, or notes it and leaves the site out, where the start of a run looks for another one."""
-        if self.noted is None:
-            raise refusal
-        refusal.rule = site.rule
-        self.noted.append(refusal)
-        leaves, spec = tree_flatten(output)
-        for place, value in enumerate(leaves):
-            if isinstance(value, torch.Tensor) and value.is_floating_point() and not value.requires_grad:
-                leaves[place] = Tap.apply(value.clone(), self._anchor.to(value.device))  # losses have a graph all the same
-        return tree_unflatten(leaves, spec)
-
-    def _among(self, site: Site) -> bool:
-        """Tells whether rows are not examples where a site stands, since a module beside it was left out for that."""
-        beside = site.name.rpartition(".")[0]
-        return any(refusal.rule.name.rpartition(".")[0] == beside for refusal in self.noted or ())
-
     def _capture(self, site: Site, module: nn.Module, args: tuple, kwargs: dict, output: object) -> object | None:
         armed = self._armed
         if armed is None:
@@ -428,8 +344,6 @@ class Router:
             return None
         if again and site.name not in armed.order:
             raise _reentrant(site)
-        if site.rule.misplaced is not None:
-            return self._without(site, output, site.rule.misplaced)
         generic = site.rule.again
         if not isinstance(output, torch.Tensor) and not generic:
             raise UnsupportedModule(
@@ -443,10 +357,9 @@ class Router:
         rows = armed.contributions * armed.examples
         changed = False
         for place, value in enumerate(leaves):
-            if rows > 1 and site.rule.spreads(place, value) and not self._among(site):
+            if rows > 1 and site.rule.spreads(place, value):
                 leaves[place] = value.expand(rows, *value.shape[1:])
                 changed = True
-                armed.widened.add(site.name)
         first = args[0] if args else None
         if any(isinstance(value, torch.Tensor) and value.is_nested for value in (first, *leaves)):
             raise UnsupportedModule(
@@ -454,14 +367,12 @@ class Router:
                 f"module {site.name!r} ({type(module).__name__}) works on nested tensors, whose rows are not seen; call "
                 "train(), or build nn.TransformerEncoder with enable_nested_tensor=False",
             )
-        seen = any(_rows(value, armed) for value in (leaves if site.around else leaves[:1]))
-        if not seen or (isinstance(first, torch.Tensor) and not _rows(first, armed)):
-            refusal = UnsupportedModule(
+        if not _rows(leaves[0] if leaves else None, armed) or (isinstance(first, torch.Tensor) and not _rows(first, armed)):
+            raise UnsupportedModule(
                 "BATCH_DIMENSION",
                 f"dimension 0 of the input or output of module {site.name!r} ({type(module).__name__}) is not the example; "
                 f"expected one row per example of the microbatch. Freeze its tensors {sorted(wanted)}",
             )
-            return self._without(site, output, refusal)
         if self.verified is not None and site.name not in self.verified:
             raise UnsupportedModule(
                 "UNVERIFIED_MODULE",
@@ -519,7 +430,7 @@ class Router:
             for key, piece in found.items():
                 self._deliver(armed, site.tensors[key], piece)
             if armed.reach is not None:
-                reach = {site.tensors[key]: _reach(site, key, call.inputs, grad, piece) for key, piece in found.items()}
+                reach = {site.tensors[key]: _reach(site.rule, key, call.inputs, grad) for key in found}
                 for index, size in reach.items():
                     armed.reach[index] = armed.reach.get(index, 0.0) + size
 
@@ -599,25 +510,19 @@ class Router:
         self.disarm()
 
 
-def _reach(site: Site, key: str, inputs: tuple, grad: torch.Tensor, piece: Piece) -> float:
+def _reach(rule: Rule, key: str, inputs: tuple, grad: torch.Tensor) -> float:
     """At least the norm of the sum of |summands| of the gradient of one tensor.
 
-    Of a weight of a linear map, lengths of output gradients times lengths of their inputs; else, times the longest input. Of a
-    whole stretch of a model that says too much: a small part of it, and the lengths that were found, nothing where none was;
-    rounding in front of them is measured.
+    Of a weight of a linear map, lengths of output gradients times lengths of their inputs; else, times the longest input.
     """
     lengths = _lengths(grad)
-    if site.rule.product:
+    if rule.product:
         return float(lengths.sum() if key == "bias" else (lengths * _lengths(inputs[0])).sum())
     longest = 1.0
     for value in inputs:
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
             longest = max(longest, float(_lengths(value).max()))
-    bound = float(lengths.sum()) * longest
-    if not site.around:
-        return bound
-    found = float(piece.norm_sq().sqrt().sum())
-    return STRETCH_SHARE * bound + found if found else 0.0
+    return float(lengths.sum()) * longest
 
 
 def _lengths(value: torch.Tensor) -> torch.Tensor:
@@ -638,13 +543,7 @@ def _refuse_output(site: Site, place: int, grad: torch.Tensor) -> None:
         "BATCH_DIMENSION",
         f"the loss uses output {place} of module {site.name!r} ({type(site.module).__name__}), in which the example has no "
         "dimension of its own; leave this output out of the loss, or freeze the tensors of the module",
-        rule=site.rule,
     )
-
-
-def _within(name: str, path: str | None) -> bool:
-    """Tells whether a module is the one at this path or inside it; False without a path."""
-    return path is not None and (path in ("", name) or name.startswith(f"{path}."))
 
 
 def _reentrant(site: Site) -> UnsupportedModule:

@@ -116,6 +116,33 @@ def test_the_probes_find_a_product_that_is_wrong(family: str, spoil: Any, tmp_pa
         Trainer(world, family).run()
 
 
+def larger(x: torch.Tensor, y: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """Is right in the probes, which have few rows, and three times too large where there are many."""
+    return found * 3.0 if max(x.shape[1], x.shape[0]) > 100 else found
+
+
+def test_a_product_that_is_wrong_at_full_size_alone_is_found(tmp_path, every_product, monkeypatch) -> None:
+    """Three times too large a sum would be three times the clip."""
+    rows = matmul._rows
+    monkeypatch.setattr(matmul, "_rows", lambda x, y, bias=None: larger(x, y, rows(x, y, bias)))
+    world = make_world(tmp_path, steps=2)
+    trainer = Trainer(world, microbatch=16)
+    with pytest.raises(UnsupportedModule) as refused:
+        trainer.run()
+    assert refused.value.code == "KERNEL_WRONG" and not world.ledger.exists()
+    trainer.close()
+
+
+def test_a_column_of_small_numbers_that_is_missing_is_found() -> None:
+    x, y = torch.randn(64, 32), torch.randn(32, 48)
+    y[:, 7] *= 1e-4
+    holding, found = matmul.Holding(), x @ y
+    holding.require(found, x, y, None)
+    found[:, 7] = 0.0
+    with pytest.raises(UnsupportedModule, match="KERNEL_WRONG"):
+        holding.require(found, x, y, None)
+
+
 @pytest.mark.skipif(kernels.library() is None, reason="no C++ compiler here, so libraries compute")
 @pytest.mark.parametrize("factor", [1.001, 0.0, float("nan")])
 def test_the_probes_find_a_norm_that_is_wrong(factor: float, tmp_path, monkeypatch) -> None:

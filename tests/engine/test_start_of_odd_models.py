@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 
 from dptrain import PrivateTraining  # noqa: E402
 from dptrain.engine import start  # noqa: E402
-from dptrain.errors import ConfigError, CoupledModel  # noqa: E402
+from dptrain.errors import ConfigError, CoupledModel, UnsupportedModule  # noqa: E402
 from dptrain.gradients.generic import GenericRule  # noqa: E402
 from tests.worlds.training import make_world, token_record  # noqa: E402
 
@@ -76,12 +76,10 @@ class InPlace(nn.Module):
 
 
 def test_the_output_of_a_linear_map_over_tokens_may_be_changed_in_place(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its hook lost its gradient is missing, which the start sees: it is taken around the layer then."""
-    private = begun(tmp_path, Net(InPlace()))
-    assert private.prepared.probe.unprobed == () and private.prepared.router.around == {}
+    assert begun(tmp_path, Net(InPlace())).prepared.probe.unprobed == ()
     monkeypatch.setattr("torch.Tensor._is_view", lambda value: False)  # the hook stays on the view that torch made
-    private = begun(tmp_path / "hook lost", Net(InPlace()))
-    assert set(private.prepared.router.around.values()) == {"extra"}
+    with pytest.raises(UnsupportedModule, match=r"GRADIENT_MISMATCH.*extra\.inner"):
+        begun(tmp_path / "hook lost", Net(InPlace()))
 
 
 class Positions(nn.Module):
@@ -105,12 +103,10 @@ class _Rows(nn.Module):
 
 
 def test_an_input_as_long_as_there_are_rows_is_not_taken_for_one_with_examples(tmp_path, monkeypatch) -> None:
-    """Else it would fit nowhere but around the module that is called with it."""
-    private = begun(tmp_path, Net(Positions()))
-    assert private.prepared.probe.unprobed == () and private.prepared.router.around == {}
+    assert begun(tmp_path, Net(Positions())).prepared.probe.unprobed == ()
     monkeypatch.setattr(GenericRule, "learn", lambda *args: None)  # one number of rows decides, as before
-    private = begun(tmp_path / "by one number", Net(Positions()))
-    assert set(private.prepared.router.around.values()) == {"extra"}
+    with pytest.raises(UnsupportedModule):
+        begun(tmp_path / "by one number", Net(Positions()))
 
 
 def test_a_tensor_that_another_module_uses_too_is_probed_where_one_of_them_runs(tmp_path) -> None:

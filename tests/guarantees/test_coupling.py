@@ -147,40 +147,45 @@ def test_padding_to_the_longest_of_the_batch_is_refused(tmp_path) -> None:
         first_step(world, Net(), collate_fn=longest)
 
 
-class Bypass(nn.Module):
-    """Uses the weight of a module that it does not call, as torch's own attention does with out_proj."""
+def test_a_parameter_used_without_its_module_is_refused_by_name(world: World) -> None:
+    """Its gradient would be missing without a word (torch's own attention does this to out_proj)."""
 
-    def __init__(self, *, kept: bool) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-        self.tensors = [self.inner.weight] if kept else None
+    class Bypass(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.linear(x, self.inner.weight if self.tensors is None else self.tensors[0])
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(x, self.inner.weight, self.inner.bias)
 
-
-def test_a_parameter_that_no_module_around_its_own_shows_is_refused_by_name(world: World) -> None:
-    """Its gradient would be missing without a word; tests/guarantees/test_around.py holds what is trained instead."""
-    first_step(make_world(world.root / "other", per_class=3, steps=2, rate="1"), Net(Bypass(kept=False)))
-    with pytest.raises(UnsupportedModule, match=r"GRADIENT_MISMATCH.*extra\.inner.*No module around it.*model itself"):
-        first_step(world, Net(Bypass(kept=True)))
+    with pytest.raises(UnsupportedModule, match=r"GRADIENT_MISMATCH.*extra\.inner"):
+        first_step(world, Net(Bypass()))
 
 
-class Flattens(Net):
-    """Gives its head rows of features, whatever they belong to, and never has one row per example again."""
+def test_a_module_that_does_not_keep_examples_first_is_refused_by_name(world: World) -> None:
+    class Flattens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.embed(ids).mean(1)
-        for layer in self.layers:
-            x = torch.tanh(layer(x))
-        return self.extra(x.reshape(-1, 4))
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x.reshape(-1, 4)).reshape(x.shape)
+
+    with pytest.raises(UnsupportedModule, match=r"BATCH_DIMENSION.*extra\.inner"):
+        first_step(world, Net(Flattens()))
 
 
-def test_a_model_that_does_not_keep_examples_first_is_refused_by_name(world: World) -> None:
-    with pytest.raises(UnsupportedModule, match=r"BATCH_DIMENSION.*'extra'.*No module around it.*BATCH_DIMENSION"):
-        first_step(world, Flattens(nn.Linear(4, 3)), lambda m, r: nn.functional.cross_entropy(
-            m(r["ids"]).view(len(r["labels"]), 2, 3).sum(1), r["labels"], reduction="none"
-        ))  # fmt: skip
+def test_one_dimensional_position_ids_are_not_taken_for_a_batch(world: World) -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(16, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.table(torch.arange(5)).mean(0)
+
+    with pytest.raises(UnsupportedModule, match="BATCH_DIMENSION"):
+        first_step(world, Net(Positions()))
 
 
 def test_nan_losses_before_the_first_step_are_refused_and_nothing_is_charged(world: World) -> None:

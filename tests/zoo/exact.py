@@ -76,20 +76,16 @@ class Compared:
         return f"{self.worst:.0e} in {kind}" + (" with random numbers" if self.drawn else "")
 
 
-Around = tuple[tuple[str, str], ...]
-"""(tensor, path) of tensors that the start of a run takes at a module around their own."""
-
-
-def compare(family: Family, variant: str, layers: Layers, around: Around = ()) -> dict[str, Compared]:
+def compare(family: Family, variant: str, layers: Layers) -> dict[str, Compared]:
     """Compares on both microbatches, in float64 if the model can compute in it."""
     try:
         with in_double():
-            return _compare(family, variant, layers, around, torch.float64)
+            return _compare(family, variant, layers, torch.float64)
     except (RuntimeError, TypeError, ValueError, NotImplementedError):  # hard-coded float32 inside
-        return _compare(family, variant, layers, around, torch.float32)
+        return _compare(family, variant, layers, torch.float32)
 
 
-def _compare(family: Family, variant: str, layers: Layers, around: Around, dtype: torch.dtype) -> dict[str, Compared]:
+def _compare(family: Family, variant: str, layers: Layers, dtype: torch.dtype) -> dict[str, Compared]:
     model = family.build(variant).to(dtype)
     fed = {
         name: replace(one, rows={key: _typed(value, dtype) for key, value in one.rows.items()})
@@ -99,7 +95,7 @@ def _compare(family: Family, variant: str, layers: Layers, around: Around, dtype
     _learn(family, model, fed["odd"], sandbox)
     truths = {name: _naive(family, model, one, sandbox) for name, one in fed.items()}
     drawn = bool(sandbox.layouts.expected(1))
-    found = _delivered(family, model, list(fed.values()), layers, around, sandbox)
+    found = _delivered(family, model, list(fed.values()), layers, sandbox)
     return {name: _worst(given, truth, drawn, dtype) for (name, truth), given in zip(truths.items(), found, strict=True)}
 
 
@@ -164,7 +160,7 @@ def _naive(family: Family, model: nn.Module, fed: Fed, sandbox: Sandbox) -> list
 
 
 def _delivered(
-    family: Family, model: nn.Module, microbatches: list[Fed], layers: Layers, around: Around, sandbox: Sandbox
+    family: Family, model: nn.Module, microbatches: list[Fed], layers: Layers, sandbox: Sandbox
 ) -> list[list[dict[str, torch.Tensor]]]:
     """The same from one router, as a run has it: sums in which one contribution has weight one and all others none."""
     stack = layer_stack(model, layers)
@@ -172,8 +168,6 @@ def _delivered(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         router = Router(model, schedule, sandbox=sandbox)
-        paths = dict(around)
-        router.place({index: paths[tensor.name] for index, (_, tensor) in enumerate(router.tensors) if tensor.name in paths})
     for p in model.parameters():
         p.requires_grad_(False)
     router.attach()

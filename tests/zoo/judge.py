@@ -26,9 +26,9 @@ class Result:
     """One line of the report.
 
     Attributes:
-        verdict: ``exact``, a refusal's code, or one of :data:`FAULTS`. stage, sentence, layers, probe, earlier, slow,
-            around: as in :class:`tests.zoo.start.Outcome`. errors: the largest relative error per microbatch compared.
-            worst: the largest of all, and the tensor. tensors: the largest by tensor. dtype: what was computed in.
+        verdict: ``exact``, a refusal's code, or one of :data:`FAULTS`. stage, sentence, layers, probe, earlier, slow: as in
+            :class:`tests.zoo.start.Outcome`. errors: the largest relative error per microbatch compared. worst: the largest
+            of all, and the tensor. tensors: the largest by tensor. dtype: what was computed in.
             drawn: whether the forward draws random numbers. missed: trained tensors that the probes named as without a
             gradient, and that have one on records. unprobed, notices, seconds, probing, stepping: as in ``Outcome``.
     """
@@ -43,7 +43,6 @@ class Result:
     probe: bool = False
     earlier: tuple[tuple[Layers, str], ...] = ()
     slow: tuple[str, ...] = ()
-    around: tuple[tuple[str, str], ...] = ()
     errors: dict[str, float] | None = None
     worst: float | None = None
     tensor: str = ""
@@ -77,7 +76,7 @@ def judge(name: str, variant: str) -> Result:
         verdict = found.verdict
         if verdict == EXACT:
             try:
-                compared = compare(family, variant, found.layers, found.around)
+                compared = compare(family, variant, found.layers)
             except Exception as error:
                 verdict = UNSHOWN
                 values["sentence"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]

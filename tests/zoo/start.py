@@ -48,7 +48,6 @@ class Outcome:
         verdict: ``exact``, the code of a refusal, or ``RAW``. sentence: of the refusal, or the error as it escaped.
         stage: ``open``, ``prepare``, ``probes``, ``step 1``, ... layers: what was passed as ``layers=``; probe: whether
             ``probe=`` was needed. earlier: (layers, code) of what was refused before. slow: classes on the generic path.
-            around: (tensor, path) of tensors that are taken at a module around their own.
             unprobed: trained tensors in whose gradient the probes saw nothing. notices: other warnings, by class.
             seconds: in all; probing: in the probes of the start; stepping: in the two steps after them.
     """
@@ -60,7 +59,6 @@ class Outcome:
     probe: bool = False
     earlier: tuple[tuple[Layers, str], ...] = ()
     slow: tuple[str, ...] = ()
-    around: tuple[tuple[str, str], ...] = ()
     unprobed: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -128,10 +126,7 @@ def _attempt(family: Family, variant: str, root: Path, layers: Layers, *, probe:
                 stage = f"step {step.number + 1}"
             probed = probed or time.perf_counter()
             unprobed = private.prepared.probe.unprobed
-            router = private.prepared.router
-            around = tuple((router.tensors[index][1].name, path) for index, path in sorted(router.around.items()))
-            made |= {"around": around, "unprobed": unprobed}
-            made |= {"probing": probed - began, "stepping": time.perf_counter() - probed}
+            made |= {"unprobed": unprobed, "probing": probed - began, "stepping": time.perf_counter() - probed}
             return Outcome(EXACT, **made, **_told(noticed))
         except (DptrainError, AttestError, LedgerError) as error:
             return Outcome(str(error.code), stage, getattr(error, "sentence", str(error)), **made, **_told(noticed))
@@ -164,7 +159,8 @@ def _told(noticed: list[warnings.WarningMessage]) -> dict[str, tuple[str, ...]]:
     slow, others = set(), set()
     for item in noticed:
         if item.category.__name__ == "FallbackNotice":
-            slow |= set(re.findall(r"^(?:[^()]* \()?(\w+)\)? (?:has no rule|runs once more)", str(item.message)))
+            text = str(item.message)
+            slow.add(text[text.find("(") + 1 : text.find(")")])
         elif item.category.__module__.startswith("dptrain"):
             others.add(item.category.__name__)
     return {"slow": tuple(sorted(slow)), "notices": tuple(sorted(others))}

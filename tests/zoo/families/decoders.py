@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from torch import nn
-
 from tests.zoo import losses, records
 from tests.zoo.families.encoders import IDS
 from tests.zoo.family import Family, hf
@@ -22,16 +20,9 @@ OLD = {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_pos
 
 def decoder(name: str, model: str, options: dict[str, Any] | None = None, /, kind: str = KIND, **more: Any) -> Family:
     """A causal language model; configurations that do not know a size ignore it, as transformers does."""
-    extra = {key: more.pop(key) for key in ("layers", "frozen", "note", "settle") if key in more}
+    extra = {key: more.pop(key) for key in ("layers", "frozen", "note") if key in more}
     made = hf(model, SIZES if options is None else options, **more)
     return Family(name, kind, made, records.text, records.tokens, losses.next_token_without_cache, model=model, **extra)
-
-
-def _still_altup(model: nn.Module) -> None:
-    """In training, these clip their weights in place."""
-    for module in model.modules():
-        if type(module).__name__ == "Gemma3nTextAltUp":
-            module.eval()
 
 
 DECODERS = (
@@ -70,10 +61,6 @@ DECODERS = (
             hidden_size_per_layer_input=4,
             laurel_rank=2, num_kv_shared_layers=0, layer_types=["sliding_attention", "full_attention"],
             activation_sparsity_pattern=[0.0, 0.0]),
-    decoder("Gemma 3n, AltUp in eval()", "Gemma3nForCausalLM", layers=(None, "model.layers"), settle=_still_altup,
-            vocab_size_per_layer_input=VOCABULARY, hidden_size_per_layer_input=4,
-            laurel_rank=2, num_kv_shared_layers=0, layer_types=["sliding_attention", "full_attention"],
-            activation_sparsity_pattern=[0.0, 0.0], note="`altup.eval()` in every layer, so that nothing is clipped in place"),
     decoder("Gemma 4", "Gemma4ForCausalLM", layers=(None, "model.layers"), vocab_size_per_layer_input=VOCABULARY,
             hidden_size_per_layer_input=4,
             num_kv_shared_layers=0, global_head_dim=4, layer_types=["sliding_attention", "full_attention"]),

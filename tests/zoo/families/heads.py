@@ -90,18 +90,6 @@ def _restore(model: nn.Module, rows: Rows) -> torch.Tensor:
     return (found - rows["pixel_values"]).square().flatten(1).mean(1)
 
 
-class Apart(nn.Module):
-    """Takes examples of several pictures each, so that the model inside has a row for every picture."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        logits = self.model(pixel_values=pixel_values.flatten(0, 1)).logits
-        return logits.view(*pixel_values.shape[:2], -1).mean(1)
-
-
 HEADS = (
     head("BERT, tokens", "BertForTokenClassification", SIZES, records.tagged, losses.tag),
     head("BERT, questions", "BertForQuestionAnswering", {**SIZES, "num_labels": 2}, records.spans, losses.answer),
@@ -170,8 +158,4 @@ HEADS = (
            lambda model, rows: nn.functional.cross_entropy(
                model(pixel_values=rows["pixel_values"].flatten(0, 1)).logits.view(len(rows["labels"]), 2, -1).mean(1),
                rows["labels"], reduction="none"), model="ViTForImageClassification"),
-    Family("ViT, many small pictures taken apart inside a module", KIND,
-           lambda: Apart(hf("ViTForImageClassification", vision.VIT)()), records.picture,
-           lambda e: {"pixel_values": torch.stack([(p := records.pictures(e)["pixel_values"]), p.flip(-1)], 1),
-                      "labels": records.pictures(e)["labels"]}, losses.plain, model="ViTForImageClassification"),
 )  # fmt: skip

@@ -47,37 +47,6 @@ class Transformed(nn.Module):
         return self.encoder(x.transpose(0, 1), mask=mask, src_key_padding_mask=padding).transpose(0, 1)
 
 
-class FourBits(nn.Module):
-    """A frozen linear layer whose weights are packed, two to a byte with a scale for every row, and unpacked in its forward."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        weight = torch.randn(width, width) / width**0.5
-        scale = weight.abs().amax(1, keepdim=True) / 7
-        whole = (weight / scale).round().add(8).to(torch.uint8)
-        self.packed = nn.Parameter(whole[:, ::2] | whole[:, 1::2] << 4, requires_grad=False)
-        self.register_buffer("scale", scale)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        whole = torch.stack([self.packed & 15, self.packed >> 4], -1).flatten(1)
-        return nn.functional.linear(x, (whole.to(x.dtype) - 8) * self.scale.to(x.dtype))
-
-
-class LowRank(nn.Module):
-    """Trains factors of low rank beside frozen weights of 4 bits, as QLoRA does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bases = nn.ModuleList(FourBits(16) for _ in range(2))
-        self.down = nn.ModuleList(nn.Linear(16, 4, bias=False) for _ in range(2))
-        self.up = nn.ModuleList(nn.Linear(4, 16, bias=False) for _ in range(2))
-
-    def forward(self, x: torch.Tensor, padding: torch.Tensor | None) -> torch.Tensor:
-        for base, down, up in zip(self.bases, self.down, self.up, strict=True):
-            x = torch.tanh(base(x) + up(down(nn.functional.dropout(x, 0.1, self.training))))
-        return x
-
-
 class Recurrent(nn.Module):
     """A recurrent module that returns its outputs alone."""
 
@@ -277,7 +246,6 @@ PLAIN = (
            (None, ("both.encoder.layers", "both.decoder.layers")), model="nn.Module"),
     tokens("nn.MultiheadAttention", Attending),
     tokens("feed-forward layers over tokens, in place", Mixing),
-    tokens("low rank beside frozen weights of 4 bits", LowRank, layers=(None, ("body.down", "body.up"))),
     tokens("nn.LSTM", lambda: Recurrent(nn.LSTM), layers=(None, ("body.rnn",))),
     tokens("nn.LSTM, two layers with dropout", lambda: Recurrent(nn.LSTM, num_layers=2, dropout=0.1),
            layers=(None, ("body.rnn",))),
