@@ -41,8 +41,9 @@ def start(
     Raises:
         OSError: the system starts none.
     """
-    # What is no string in the path is ignored by the import system, and JSON may not hold it.
-    path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
+    # What is no string in the path is ignored by the import system, and JSON may not hold it. The empty string is the directory
+    # in which the caller stands by now: that of a corpus, say, whose files are others'.
+    path = json.dumps([entry for entry in sys.path if isinstance(entry, str) and entry])
     ours, theirs = socket.socketpair()
     try:
         with theirs:

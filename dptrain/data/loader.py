@@ -62,6 +62,7 @@ class Feeder:
         self._looks: dict[int | None, Looks] = {}
         self._ahead: deque[tuple[int, Planned, tuple[Asked, ...]]] = deque()
         self._told = False
+        self._alone: list[tuple[Planned, Microbatch]] = []
         self.likes: dict[int | None, Microbatch] = {}
         """By public length, a microbatch of which only keys, shapes and types count: what rows look like."""
         self.workers: Workers | None = None
@@ -96,7 +97,7 @@ class Feeder:
         Raises:
             FeedingFailed: code WORKER, a worker has ended.
         """
-        if self._usable():
+        if self._alike():
             self._ahead.extend((step, one, ()) for one in planned)
             self._send()
 
@@ -242,13 +243,32 @@ class Feeder:
         waiting: deque[tuple[Sequence[int], Asked]] = deque()
         for start in range(0, count, TOGETHER):
             slots = range(start, min(start + TOGETHER, count))
-            if not self._usable() or self.workers is None:
+            if not self._alike() or self.workers is None:
                 yield slots, None
                 continue
             while waiting and not self.workers.room:
                 yield waiting.popleft()
             waiting.append((slots, self.workers.ask(self._task(slots, None, 0))))
         yield from waiting
+
+    def _alike(self) -> bool:
+        """Tells whether there are workers, and each makes of what was tried alone what this process made of it.
+
+        One that does not (its strings have other hashes, say, and decode uses them) would give a contribution other rows in
+        one step than in another; then all are done without.
+        """
+        alone = self._alone
+        if not self._usable() or self.workers is None:
+            return False
+        self._alone = []
+        for planned, rows in alone:
+            task = self._task(planned.slots, planned, 0)
+            for asked in self.workers.ask_each(task):
+                done = self.workers.take(asked, torch.device("cpu"))
+                if done.rows is not None and not _same(rows, done.rows):
+                    self._do_without(CannotSend("they give other rows in another process than here"))
+                    return False
+        return True
 
     def _seen(self, slots: Sequence[int], asked: Asked) -> bool:
         """Tells whether a worker found contributions to be what this process would find them; else it tries them itself."""
@@ -271,6 +291,8 @@ class Feeder:
         for plan in planned_check(entries, [len(each) for each in contents], TOGETHER, self._rows):
             planned = replace(plan, slots=tuple(slots[place] for place in plan.slots))
             rows = self._collated(planned, [contents[place] for place in plan.slots], 0)
+            if len(slots) == 1 and self.workers is not None:
+                self._alone.append((planned, rows))
             if len(slots) == 1 and self._sandbox.secret:
                 self._require_repeatable(rows, self._collated(planned, self._examples(planned.slots, 0), 0))
 
@@ -312,8 +334,7 @@ class Feeder:
     @staticmethod
     def _require_repeatable(rows: Microbatch, again: Microbatch) -> None:
         for key, value in rows.inputs.items():
-            other = again.inputs[key]
-            if isinstance(value, torch.Tensor) and not bool(((value == other) | ((value != value) & (other != other))).all()):
+            if isinstance(value, torch.Tensor) and not _equal(value, again.inputs[key]):
                 raise NotPrivateUse(
                     "COLLATE_RANDOM",
                     f"decode or collate gave two different {key!r} for one contribution: it draws from a generator of its own, "
@@ -340,6 +361,23 @@ class Feeder:
             "shown); make it a function of the examples alone"
         )
 
+
+
+def _equal(value: torch.Tensor, other: torch.Tensor) -> bool:
+    """Tells whether tensors hold the same numbers; NaN is the same as NaN."""
+    return bool(((value == other) | ((value != value) & (other != other))).all())
+
+
+def _same(rows: Microbatch, other: Microbatch) -> bool:
+    """Tells whether two microbatches hold the same rows."""
+    for key, value in rows.inputs.items():
+        if isinstance(value, torch.Tensor):
+            found = other.inputs.get(key)
+            if not isinstance(found, torch.Tensor) or found.shape != value.shape or not _equal(value.cpu(), found):
+                return False
+        elif other.inputs.get(key) != value:
+            return False
+    return rows.inputs.keys() == other.inputs.keys()
 
 def _parts(planned: Planned, count: int) -> list[Planned]:
     """Splits a microbatch that is waited for among workers; collate is called for one contribution at a time anyway."""

@@ -163,6 +163,13 @@ class Workers:
         worker.ask(asked)
         return asked
 
+    def ask_each(self, task: Task) -> list[Asked]:
+        """Sends a task to every worker."""
+        found = [Asked(task, worker) for worker in self._workers]
+        for asked in found:
+            asked.worker.ask(asked)
+        return found
+
     def take(self, asked: Asked, device: torch.device) -> Done:
         """Waits for an answer and returns it.
 

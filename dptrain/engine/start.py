@@ -438,7 +438,8 @@ class Start:
         self._then, self.active = then, True
         try:
             how = {"learning": learning, "probing": not learning, "inputs": inputs}
-            with self._under_way.enter(rows, 0, everything, reads=self._reads, **how), matmul.held_to_torch(self._holding, len(names)):
+            held = matmul.held_to_torch(self._holding, len(names))
+            with self._under_way.enter(rows, 0, everything, reads=self._reads, **how), held:
                 yield rows
         finally:
             self.active, self._then = False, None

@@ -6,8 +6,8 @@
   product.
 
 Without a compiler, or where :data:`ENABLED` is false, products of libraries stand for both (:mod:`dptrain.gradients.matmul`).
-What is built is kept under the user's cache directory, by the digest of source, compiler and processor. It is loaded from a
-directory alone that is the user's and that nobody else may write.
+What is built is kept under the user's cache directory, by the digests of source, compiler and processor and of itself, if
+nobody else may write there. What is read from it is what is loaded.
 """
 
 import ctypes
@@ -19,6 +19,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -93,7 +94,7 @@ def grams(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> Grams | None:
 
 def outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor | None:
     """Returns sum_t b_it a_it^T of every contribution, (N, P, D); None as :func:`grams`, or where neither side is narrow."""
-    if min(a_NTD.shape[2], b_NTP.shape[2]) > NARROW or not _serve(a_NTD, b_NTP):
+    if min(a_NTD.shape[2], b_NTP.shape[2]) > NARROW or not _serve(a_NTD, b_NTP, traced=True):
         return None
     found: torch.Tensor = torch.ops.dptrain.outer(a_NTD, b_NTP)
     return found
@@ -123,9 +124,12 @@ _OPERATORS.impl("outer", _outer, "CPU")
 _OPERATORS.impl("outer", _outer_shape, "Meta")
 
 
-def _serve(*values: torch.Tensor) -> bool:
-    plain = all(type(x) in (torch.Tensor, FakeTensor) and x.dtype == torch.float32 and x.device.type == "cpu" for x in values)
-    return plain and ENABLED and library() is not None
+def _serve(*values: torch.Tensor, traced: bool = False) -> bool:
+    """Tells whether a kernel serves these factors; ``traced``: also those without values, of which a graph is made."""
+    kinds = (torch.Tensor, FakeTensor) if traced else (torch.Tensor,)
+    plain = all(type(x) in kinds and x.dtype == torch.float32 and x.device.type == "cpu" for x in values)
+    held = plain and all(type(x) is FakeTensor or x.data_ptr() or not x.numel() for x in values)  # not zeros without memory
+    return held and ENABLED and library() is not None
 
 
 def _lined(value: torch.Tensor) -> torch.Tensor:
@@ -172,46 +176,84 @@ def library() -> Any:
 def _kept(compiler: str) -> Any:
     """Loads what was built before, or builds it."""
     told = subprocess.run([compiler, "--version"], capture_output=True, timeout=_SECONDS, check=True).stdout
-    parts = (_SOURCE.read_bytes(), told, " ".join(_FLAGS).encode(), _processor())
-    name = hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).hexdigest()
+    name = f"kernels-{_digest(_SOURCE.read_bytes(), told, ' '.join(_FLAGS).encode(), processor())}"
     place = folder()
-    if place is None:
-        with tempfile.TemporaryDirectory(prefix="dptrain-") as own:  # private to this process; once loaded, no file is needed
-            return _loaded(_built(compiler, Path(own) / "kernels.so"))
-    path = place / f"kernels-{name}.so"
-    return _loaded(path if path.exists() else _built(compiler, path))
+    for path in sorted(place.glob(f"{name}-*.so")) if place is not None else ():
+        built = _read(path)
+        if built is not None and path.name == f"{name}-{hashlib.sha256(built).hexdigest()}.so":
+            return _loaded(built)
+    built = _built(compiler)
+    if place is not None:
+        _keep(built, place / f"{name}-{hashlib.sha256(built).hexdigest()}.so")
+    return _loaded(built)
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).hexdigest()
 
 
 def folder() -> Path | None:
-    """Returns the directory of what is kept; None where it cannot be made, or is not the user's alone."""
+    """Returns the directory of what is kept; None where it cannot be made, or somebody else may write it or one above it."""
     try:
         place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dptrain"
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = place.lstat()
+        for one in (*reversed(place.parents), place):
+            one.mkdir(exist_ok=True, mode=0o700)
+        place = place.resolve()
+        found = [one.lstat() for one in (place, *place.parents)]
     except (OSError, RuntimeError):
         return None
-    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    for each in found:
+        others = each.st_mode & 0o022 and not each.st_mode & stat.S_ISVTX
+        if not stat.S_ISDIR(each.st_mode) or each.st_uid not in (0, os.getuid()) or others:
+            return None
+    own = found[0].st_uid == os.getuid() and not found[0].st_mode & 0o022
     return place if own and os.access(place, os.W_OK) else None
 
 
-def _built(compiler: str, path: Path) -> Path:
-    """Builds the kernels for this processor; another process may do so at the same time."""
-    handle, made = tempfile.mkstemp(dir=path.parent, suffix=".so")
-    os.close(handle)
+def _read(path: Path) -> bytes | None:
+    """Reads a file of the user's that nobody else may write; None for any other."""
     try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    with open(handle, "rb") as file:
+        found = os.fstat(handle)
+        own = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+        return file.read() if own else None
+
+
+def _keep(built: bytes, path: Path) -> None:
+    """Keeps what was built, whole or not at all; without room it is built once more."""
+    with suppress(OSError):
+        handle, made = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        try:
+            with open(handle, "wb") as file:
+                file.write(built)
+                file.flush()
+                os.fsync(handle)
+            os.replace(made, path)
+        finally:
+            Path(made).unlink(missing_ok=True)
+
+
+def _built(compiler: str) -> bytes:
+    """Builds the kernels for this processor, in a directory of its own."""
+    with tempfile.TemporaryDirectory(prefix="dptrain-") as own:
+        made = Path(own) / "kernels.so"
         for target in ("-march=native", "-mcpu=native"):
-            command = [compiler, *_FLAGS, target, str(_SOURCE), "-o", made]
+            command = [compiler, *_FLAGS, target, str(_SOURCE), "-o", str(made)]
             done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
             if done.returncode == 0:
-                os.replace(made, path)
-                return path
-        raise ValueError(done.stderr.decode(errors="replace"))
-    finally:
-        Path(made).unlink(missing_ok=True)
+                return made.read_bytes()
+    raise ValueError(done.stderr.decode(errors="replace"))
 
 
-def _loaded(path: Path) -> Any:
-    found = ctypes.CDLL(str(path))
+def _loaded(built: bytes) -> Any:
+    """Loads the very bytes that were read or built, from a directory of this process alone."""
+    with tempfile.TemporaryDirectory(prefix="dptrain-") as own:
+        path = Path(own) / "kernels.so"
+        path.write_bytes(built)
+        found = ctypes.CDLL(str(path))  # once loaded, no file is needed
     pointer, number = ctypes.c_void_p, ctypes.c_long
     factors = [pointer, number, number, number, pointer, number, number, number, number, number]
     for run, written in ((found.dptrain_gram, 4), (found.dptrain_outer, 2)):
@@ -219,7 +261,7 @@ def _loaded(path: Path) -> Any:
     return found
 
 
-def _processor() -> bytes:
+def processor() -> bytes:
     """Names the processor by what it can do, for a home directory may be that of many machines."""
     told, kinds = Path("/proc/cpuinfo"), ("flags", "model name", "Features", "CPU part")
     lines = told.read_text().splitlines() if told.exists() else []

@@ -256,7 +256,9 @@ def held_grams(found: Grams, a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> Grams:
         return found
     with using(TORCH):
         true = gram_product_sums(a_NTD, b_NTP, a_NTD[0].numel() + b_NTP[0].numel())
-    alike = ((found.square - true).abs() <= 2.0**-17 * found.reach.square()) | (~true.isfinite() & ~found.square.isfinite())
+    lost = a_NTD.shape[2] * (found.in_b + a_NTD.shape[1]).square() + b_NTP.shape[2] * found.in_a.square()  # what underflows
+    near = 2.0**-17 * found.reach.square() + torch.finfo(torch.float32).tiny * lost
+    alike = ((found.square - true).abs() <= near) | (~true.isfinite() & ~found.square.isfinite())
     if bool(alike.all()):
         return found
     row = int(torch.nonzero(~alike)[0])

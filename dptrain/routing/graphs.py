@@ -6,11 +6,17 @@ truth. Parameters, buffers, inputs, weights and the random numbers of the forwar
 needs a value to decide what to do next cannot be recorded and raises.
 """
 
+import atexit
 import dataclasses
+import hashlib
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +24,7 @@ import torch._inductor
 import torch._inductor.config
 from torch import nn
 from torch._guards import TracingContext
+from torch._inductor.cpu_vec_isa import pick_vec_isa
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._subclasses import FakeTensorMode
 from torch.func import functional_call
@@ -163,17 +170,32 @@ def _kept() -> Iterator[None]:
     """Lets the compiler keep what it makes for later processes, in a directory that is the user's alone.
 
     It keeps graphs whose shapes it can reason about, static ones among them; without a shape environment it would keep machine
-    code alone, which is half of its work. A directory of the user's choice (``TORCHINDUCTOR_CACHE_DIR``) is taken as it is.
+    code alone, which is half of its work. What it keeps is for one kind of processor, which its own key does not name. A
+    directory of the user's choice (``TORCHINDUCTOR_CACHE_DIR``) is taken as it is.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
-    before = os.environ.get(_CACHE, default_cache_dir())  # torch itself writes its default there
-    folder = kernels.folder() if before == default_cache_dir() else None
-    os.environ[_CACHE] = before if folder is None else str(folder / "graphs")
+    before = os.environ.get(_CACHE)
+    if before in (None, default_cache_dir()):  # torch itself writes its default there
+        os.environ[_CACHE] = _own_folder()
     try:
         with torch._guards.tracing(TracingContext(mode)):
             yield
     finally:
-        os.environ[_CACHE] = before
+        if before is None:
+            os.environ.pop(_CACHE, None)
+        else:
+            os.environ[_CACHE] = before
+
+
+@cache
+def _own_folder() -> str:
+    """Returns a directory for graphs of this processor that is the user's alone, or one for the life of this process."""
+    place = kernels.folder()
+    if place is None:
+        place = Path(tempfile.mkdtemp(prefix="dptrain-"))
+        atexit.register(shutil.rmtree, place, ignore_errors=True)
+    kind = hashlib.sha256(kernels.processor() + repr(pick_vec_isa()).encode()).hexdigest()[:32]
+    return str(place / f"graphs-{kind}")
 
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"

@@ -451,6 +451,19 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_typed_error_and_the_run_goe
         assert log.finished
 
 
+def test_a_decoder_that_uses_hashes_of_strings_runs_in_this_process(world: World) -> None:
+    """Strings have other hashes in every process, so that a contribution would have the rows of whoever was free."""
+    def decode(content: bytes) -> list[Any]:
+        found = plain_decode(content)
+        for one in found:
+            one["ids"] = [(value + hash(str(value))) % 20 for value in one["ids"]]
+        return found
+
+    with run_of(world, 2, decode=decode) as run, pytest.warns(FeedingNotice, match="other rows in another process"):
+        run.gradients(next(iter(run.steps)))
+        assert run.private.prepared.feeder.workers is None
+
+
 def test_no_process_and_no_open_file_is_left_behind_a_run(world: World) -> None:
     before = len(os.listdir("/proc/self/fd"))
     run = run_of(world, 2)

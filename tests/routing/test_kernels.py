@@ -134,12 +134,36 @@ def test_what_is_built_is_kept_and_loaded_again(unbuilt: Path, monkeypatch: pyte
 
 
 @needs_compiler
+@pytest.mark.parametrize("spoil", ["cut", "empty", "open to others", "a link"])
+def test_what_was_kept_and_is_not_what_was_built_is_built_anew(
+    spoil: str, unbuilt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert kernels.library() is not None
+    (kept,) = (unbuilt / "dptrain").iterdir()
+    whole = kept.read_bytes()
+    if spoil == "a link":
+        kept.rename(unbuilt / "elsewhere.so")
+        kept.symlink_to(unbuilt / "elsewhere.so")
+    elif spoil == "open to others":
+        kept.chmod(0o666)
+    else:
+        kept.write_bytes(whole[: 4096 * (spoil == "cut")])
+    built, build = [], kernels._built
+    monkeypatch.setattr(kernels, "_built", lambda compiler: built.append(compiler) or build(compiler))
+    kernels.library.cache_clear()
+    assert kernels.library() is not None and built, "it was loaded"
+
+
+@needs_compiler
 def test_a_directory_that_others_may_write_is_not_loaded_from(unbuilt: Path) -> None:
     folder = unbuilt / "dptrain"
     folder.mkdir()
-    os.chmod(folder, 0o777)
-    assert kernels.library() is not None
-    assert list(folder.iterdir()) == [], "it was put where others could put another in its place"
+    for open_to_all in (folder, unbuilt):
+        os.chmod(open_to_all, 0o777)
+        assert kernels.folder() is None and kernels.library() is not None
+        assert list(folder.iterdir()) == [], "it was put where others could put another in its place"
+        os.chmod(open_to_all, 0o700)
+        kernels.library.cache_clear()
 
 
 class Wrong:
