@@ -24,14 +24,14 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow lint types pages bench bench-scaling bench-start bench-lengths bench-feeding bench-against bench-beside bench-prism bench-ink bench-ink-real bench-ink-plots bench-ink-pictures bench-ink-claims bench-ink-speed bench-quickstart bench-gate bench-ledger bench-serve bench-corpora gpu fuzz faults lies mutations mutants interop zoo house clean
+.PHONY: help install demo test slow lint types pages bench bench-real bench-scaling bench-start bench-lengths bench-feeding bench-against bench-beside bench-prism bench-ink bench-ink-real bench-ink-plots bench-ink-pictures bench-ink-claims bench-ink-speed bench-quickstart bench-gate bench-ledger bench-serve bench-corpora gpu fuzz faults lies mutations mutants interop zoo house clean
 .PHONY: dist lock docs docs-serve pictures
 
 help:
 	@echo "make demo    the whole way on real data, from keys to a verified export, into $(DIR)/"
 	@echo "make test    the test suite (make slow: the long tests)"
 	@echo "make lint    ruff; make types: mypy; make bench: a step against the fastest without privacy; make clean: remove what make made"
-	@echo "make bench-scaling   cost against sizes; bench-start: the probes; bench-lengths: public lengths; bench-feeding: slow decoders; bench-against: beside a revision; bench-beside: whole programs beside Opacus; bench-prism: ways to train LoRA; bench-ink: ways to write from private references (bench-ink-real, -plots, -pictures, -claims, -speed); bench-quickstart; bench-gate, bench-ledger: these rooms; bench-serve: what a request pays; bench-corpora: large corpora; make gpu: the step on a CUDA device"
+	@echo "make bench-scaling   cost against sizes; bench-start: the probes; bench-real: at real sizes; bench-lengths: public lengths; bench-feeding: slow decoders; bench-against: beside a revision; bench-beside: whole programs beside Opacus; bench-prism: ways to train LoRA; bench-ink: ways to write from private references (bench-ink-real, -plots, -pictures, -claims, -speed); bench-quickstart; bench-gate, bench-ledger: these rooms; bench-serve: what a request pays; bench-corpora: large corpora; make gpu: the step on a CUDA device"
 	@echo "make fuzz    fuzz every reader of bytes from outside for FUZZ_SECONDS (600)"
 	@echo "make faults  fail and kill every system call of a ledger's writers, and lose power after each"
 	@echo "make zoo     hundreds of model families through the start of a run, held to what is expected of each"
@@ -97,6 +97,10 @@ bench-feeding: $(STAMP)
 # What the probes of the start cost, in passes of a microbatch and in memory, on a Llama of 1.1 billion parameters under LoRA.
 bench-start: $(STAMP)
 	$(BIN)/python -m benchmarks.start $(ARGS)
+
+# A GPT-2 of 124 million parameters and a Llama of 1.1 billion with LoRA, each variant in a process of its own.
+bench-real: $(STAMP)
+	$(BIN)/python -m benchmarks.real $(ARGS)
 
 # Steps of this tree and of a revision take turns, in three configurations: make bench-against ARGS="v0.1 --rounds 20 --few".
 bench-against: $(STAMP)

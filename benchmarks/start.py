@@ -26,8 +26,8 @@ PASSES = 3.0
 """What all probes together may cost."""
 
 
-def llama(dropout: float, *, small: bool = False) -> nn.Module:
-    """A causal language model of that shape, LoRA of rank 16 on queries and values."""
+def llama(dropout: float, *, small: bool = False, adapted: bool = True) -> nn.Module:
+    """A causal language model of that shape; where it is ``adapted``, with LoRA of rank 16 on queries and values."""
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -39,6 +39,8 @@ def llama(dropout: float, *, small: bool = False) -> nn.Module:
         sizes |= {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=256))
+    if not adapted:
+        return model
     return get_peft_model(model, LoraConfig(r=16, target_modules=["q_proj", "v_proj"], lora_dropout=dropout))
 
 

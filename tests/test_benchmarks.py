@@ -77,6 +77,19 @@ def test_a_step_of_mixed_classes_runs_and_prints_the_table_as_json() -> None:
 
 
 @pytest.mark.slow
+def test_steps_at_real_sizes_are_measured_each_in_a_process_of_its_own(tmp_path) -> None:
+    command = [sys.executable, "-m", "benchmarks.real", "--small", "--steps", "1", "--threads", "1", "--out", str(tmp_path / "x")]
+    command += ["--variants", "non_private", "ours_fast", "opacus_ghost"]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = json.loads((tmp_path / "x").read_text())["results"]
+    assert list(found) == ["gpt2_124m", "llama_1b_lora"]
+    for table in found.values():
+        assert table["non_private"]["cpu_ratio"] == 1.0 and table["ours_fast"]["peak_ratio"] > 0
+        assert table["ours_fast"]["start_s"] > table["ours_fast"]["wall_s"]
+    assert "absent" in told or "opacus_ghost" in told
+
+
+@pytest.mark.slow
 def test_feeding_is_measured_beside_a_decoder_that_takes_no_time() -> None:
     small = "--batch 4 --workers 0 1 --kinds sleep --milliseconds 2 --width 8 --tokens 4 --rounds 1 --pool 40"
     command = [sys.executable, "-m", "benchmarks.feeding", *small.split(), "--json"]

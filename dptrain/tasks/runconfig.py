@@ -197,7 +197,7 @@ class MachineConfig:
         workers: processes that decode and collate while the step runs, for data that takes long to decode; 0 for none.
         prefetch: microbatches that each worker holds.
         compile: compile forward and backward pass of a microbatch into one graph; needs a C++ compiler. The same result up to
-            rounding, sooner; each kind of microbatch costs some seconds to a minute when it first comes.
+            rounding, sooner; each kind of microbatch costs some seconds to a minute when it first comes, little in later runs.
         products: ``fastest`` or ``torch``: on whose kernels float32 products compute (`dptrain.Microbatches`).
         mixed_precision: ``no`` or ``bf16``.
         device: ``auto`` or ``cpu``.
