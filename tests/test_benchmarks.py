@@ -78,8 +78,8 @@ def test_a_step_of_mixed_classes_runs_and_prints_the_table_as_json() -> None:
 
 @pytest.mark.slow
 def test_steps_at_real_sizes_are_measured_each_in_a_process_of_its_own(tmp_path) -> None:
-    command = [sys.executable, "-m", "benchmarks.real", "--small", "--steps", "1", "--threads", "1", "--out", str(tmp_path / "x")]
-    command += ["--variants", "non_private", "ours_fast", "opacus_ghost"]
+    command = [sys.executable, "-m", "benchmarks.real", "--small", "--steps", "1", "--threads", "1"]
+    command += ["--out", str(tmp_path / "x"), "--variants", "non_private", "ours_fast", "opacus_ghost"]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found = json.loads((tmp_path / "x").read_text())["results"]
     assert list(found) == ["gpt2_124m", "llama_1b_lora"]

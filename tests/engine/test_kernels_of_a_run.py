@@ -116,15 +116,17 @@ def test_the_probes_find_a_product_that_is_wrong(family: str, spoil: Any, tmp_pa
         Trainer(world, family).run()
 
 
-def larger(x: torch.Tensor, y: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-    """Is right in the probes, which have few rows, and three times too large where there are many."""
-    return found * 3.0 if max(x.shape[1], x.shape[0]) > 100 else found
-
-
-def test_a_product_that_is_wrong_at_full_size_alone_is_found(tmp_path, every_product, monkeypatch) -> None:
-    """Three times too large a sum would be three times the clip."""
+@pytest.mark.parametrize("sums", [False, True], ids=["forward", "sums"])
+def test_a_product_that_is_wrong_at_full_size_alone_is_found(sums: bool, tmp_path, every_product, monkeypatch) -> None:
+    """Three times too large a sum would be three times the clip; the probes have few rows, and are right."""
     rows = matmul._rows
-    monkeypatch.setattr(matmul, "_rows", lambda x, y, bias=None: larger(x, y, rows(x, y, bias)))
+
+    def larger(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        found = rows(x, y, bias)
+        many = x.shape[1] > 100 if sums else x.shape[0] > 100
+        return found * 3.0 if many and x.is_contiguous() != sums else found
+
+    monkeypatch.setattr(matmul, "_rows", larger)
     world = make_world(tmp_path, steps=2)
     trainer = Trainer(world, microbatch=16)
     with pytest.raises(UnsupportedModule) as refused:

@@ -11,6 +11,7 @@ from tests.mutants.counted import COUNTS
 from tests.mutants.faster import FASTER
 from tests.mutants.generating import GENERATED
 from tests.mutants.ink import FROM_REFERENCES
+from tests.mutants.kernels import COMPUTED
 from tests.mutants.mutant import Mutant
 from tests.mutants.narrowed import NARROWED
 from tests.mutants.ranks import ON_RANKS
@@ -902,6 +903,7 @@ GROUPS = {
     "clipped sums and their release": CLIPPED,
     "random numbers": RANDOMNESS,
     "shorter ways to the same bits": FASTER,
+    "kernels and workers": COMPUTED,
     "what a forward writes": WRITTEN,
     "foreign leaves": LEAVES,
     "events that follow content": EVENTS,

@@ -589,3 +589,14 @@ def test_warnings_of_others_are_left_alone(traced: None) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Scene(mlp()).run(Scene(mlp()).microbatch(), compiled=True)
+
+
+def test_graphs_are_kept_for_one_kind_of_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machine code of another one would be run before anything could compare what it computes."""
+    found = []
+    for kind in (b"one", b"other", b"one"):
+        graphs._own_folder.cache_clear()
+        monkeypatch.setattr(graphs.kernels, "processor", lambda kind=kind: kind)
+        found.append(graphs._own_folder())
+    graphs._own_folder.cache_clear()
+    assert found[0] == found[2] != found[1]

@@ -1,0 +1,82 @@
+"""Mutants of the kernels that norms, sums and passes of a private microbatch are computed by, and of who feeds them."""
+
+from tests.mutants.mutant import Mutant
+
+KERNELS = "dptrain/gradients/kernels.py"
+PRODUCTS = "dptrain/gradients/matmul.py"
+FORMS = "dptrain/gradients/forms.py"
+START = "dptrain/engine/start.py"
+STEP = "dptrain/engine/step.py"
+ENGINE = "dptrain/engine/prepared.py"
+GRAPHS = "dptrain/routing/graphs.py"
+LOADER = "dptrain/data/loader.py"
+
+T_KERNELS = "tests/routing/test_kernels.py::"
+T_TRUE = T_KERNELS + "test_norms_and_narrow_gradients_are_the_float64_ones"
+T_KEPT = T_KERNELS + "test_what_was_kept_and_is_not_what_was_built_is_built_anew"
+T_RUN = "tests/engine/test_kernels_of_a_run.py::"
+T_PRODUCT = T_RUN + "test_the_probes_find_a_product_that_is_wrong"
+T_FULL = T_RUN + "test_a_product_that_is_wrong_at_full_size_alone_is_found"
+T_NORM = T_RUN + "test_the_probes_find_a_norm_that_is_wrong"
+T_LEFT = T_RUN + "test_left_to_torch_nothing_goes_elsewhere_and_the_header_is_silent"
+T_SAYS = T_RUN + "test_forward_and_backward_compute_by_onednn_and_the_header_says_so"
+
+COMPUTED = (
+    Mutant(
+        "sizes that bound rounding are not below the truth", KERNELS, "_ROUNDED = 1.0 + 2.0**-10", "_ROUNDED = 0.999",
+        T_TRUE,
+    ),
+    Mutant(
+        "what underflows counts", KERNELS, "(d * tiny) ** 0.5, (p * tiny) ** 0.5", "0.0, 0.0",
+        "tests/routing/test_matmul.py::test_inputs_too_small_to_square_do_not_hide_a_gradient",
+    ),
+    Mutant(
+        "contributions are shared out whole", KERNELS, "work(cuts[piece], cuts[piece + 1] - cuts[piece])",
+        "work(cuts[piece], 1)",
+        T_KERNELS + "test_a_contribution_has_the_same_bits_in_any_company_and_on_any_threads",
+    ),
+    Mutant(
+        "kernels that compute something else are not used", KERNELS, "bool((gap[:-1].abs() <= 1e-5).all())", "True",
+        T_KERNELS + "test_kernels_that_compute_something_else_are_not_used",
+    ),
+    Mutant(
+        "what is loaded is what was built",
+        KERNELS, "if built is not None and path.name ==", "if built is not None or path.name ==",
+           T_KEPT),
+    Mutant(
+        "of a file that nobody else may write",
+        KERNELS, "found.st_uid == os.getuid() and not found.st_mode & 0o022\n        return",
+           "found.st_uid == os.getuid()\n        return", T_KEPT),
+    Mutant("and no link", KERNELS, "os.O_RDONLY | os.O_NOFOLLOW", "os.O_RDONLY", T_KEPT),
+    Mutant(
+        "in a directory that nobody else may write", KERNELS, "not in (0, os.getuid()) or others:", "not in (0, os.getuid()):",
+        T_KERNELS + "test_a_directory_that_others_may_write_is_not_loaded_from",
+    ),
+    Mutant("products of probes are held to torch's", PRODUCTS, "TOLERANCE = 2.0**-17", "TOLERANCE = 2.0**17", T_PRODUCT),
+    Mutant("entry by entry", PRODUCTS, "ENTRY = 2.0**-14", "ENTRY = 2.0**20", T_PRODUCT),
+    Mutant(
+        "columns of small numbers too", PRODUCTS, "/ lengths.clamp_min(1e-30)", "/ lengths.amax()",
+        T_RUN + "test_a_column_of_small_numbers_that_is_missing_is_found",
+    ),
+    Mutant("and those of a full microbatch", START, "self._holding.rehearse(full)", "pass", T_FULL),
+    Mutant("sums among them", PRODUCTS, "return _held(found, b.t(), a, sums=True)", "return found", T_FULL),
+    Mutant("norms are held to torch's", FORMS, "return matmul.held_grams(found, a, b)", "return found", T_NORM),
+    Mutant("a run that leaves all to torch does", STEP, "matmul.using(self._products)", "matmul.using(FASTEST)", T_LEFT),
+    Mutant(
+        "forward and backward pass are by the fastest kernels", ENGINE, "products=matmul.products_of(products)", "products={}",
+        T_SAYS,
+    ),
+    Mutant(
+        "and the header says so", ENGINE, "opened.noise.generator, wire, products)", "opened.noise.generator, wire)",
+        T_SAYS,
+    ),
+    Mutant(
+        "graphs are kept for one kind of processor", GRAPHS, "kernels.processor() + repr(pick_vec_isa()).encode()", "b''",
+        "tests/routing/test_compiled.py::test_graphs_are_kept_for_one_kind_of_processor",
+    ),
+    Mutant(
+        "a worker that makes other rows is done without", LOADER, "if done.rows is not None and not _same(rows, done.rows):",
+        "if False:",
+        "tests/engine/test_feeding_workers.py::test_a_decoder_that_uses_hashes_of_strings_runs_in_this_process",
+    ),
+)  # fmt: skip
