@@ -42,7 +42,7 @@ CLIPPED = (
         T_BOUND + "test_the_sum_over_pairs_of_positions_has_its_rounding_in_the_bound",
     ),
     Mutant(
-        "and so do pairs with the rows of a table", FORMS, "reach, table.b_NTD.shape[1])", "reach)",
+        "and so do pairs with the rows of a table", FORMS, "wider, table.b_NTD.shape[1])", "wider)",
         T_BOUND + "test_the_sum_over_pairs_of_positions_has_its_rounding_in_the_bound",
     ),
     Mutant(
