@@ -438,8 +438,8 @@ class Start:
         self._then, self.active = then, True
         try:
             how = {"learning": learning, "probing": not learning, "inputs": inputs}
-            held = matmul.held_to_torch(self._holding, len(names))
-            with self._under_way.enter(rows, 0, everything, reads=self._reads, **how), held:
+            self._holding.rows = len(names)
+            with self._under_way.enter(rows, 0, everything, reads=self._reads, holding=self._holding, **how):
                 yield rows
         finally:
             self.active, self._then = False, None

@@ -219,6 +219,7 @@ class UnderWay:
         permitted_NG: torch.Tensor,
         reach: frozenset[int] | None = None,
         reads: Reads = None,
+        holding: matmul.Holding | None = None,
         **options: Any,
     ) -> Iterator[Microbatch]:
         """Arms a microbatch and runs it in the sandbox.
@@ -228,7 +229,7 @@ class UnderWay:
 
         Args:
             step: its number; 0 in the probes. permitted_NG, reach: as for `Router.arm`. reads: adapters that its forward reads;
-                None for the whole model. options: of `Sandbox.enter`.
+                None for the whole model. holding: what holds its products to torch's, in probes. options: of `Sandbox.enter`.
 
         Raises:
             StepOrder: code BACKWARD_MISSING, the loop moved on without a backward pass.
@@ -237,7 +238,8 @@ class UnderWay:
         self._rest()
         with ExitStack() as self._entered:
             self._entered.enter_context(self._forwards.reading(reads))
-            self._entered.enter_context(matmul.using(self._products))
+            matmul.begin(self._entered, self._products, holding)
+            self._entered.callback(matmul.end, self._entered)
             self._entered.enter_context(self._sandbox.enter(step, rows.names, loop=loop, length=rows.length, **options))
             self._router.arm(rows.contributions, rows.examples, permitted_NG, reach)
             self.rows = rows

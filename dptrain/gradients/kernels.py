@@ -53,6 +53,23 @@ _ROUNDED = 1.0 + 2.0**-10
 _threads = Threads(_MOST_THREADS)
 
 
+@dataclass
+class Way:
+    """Says how the microbatch that is under way computes; of one process, for there is one at a time.
+
+    Attributes:
+        torch_alone: everything is left to torch. holding: what holds products to torch's, in probes. owner: who set both; a
+            microbatch that was left in the middle may end when another one is under way, and must not end the way of that.
+    """
+
+    torch_alone: bool = False
+    holding: Any = None
+    owner: object = None
+
+
+way = Way()
+
+
 @dataclass(frozen=True)
 class Grams:
     """Sums over positions of N contributions, float64 (N,).
@@ -129,7 +146,7 @@ def _serve(*values: torch.Tensor, traced: bool = False) -> bool:
     kinds = (torch.Tensor, FakeTensor) if traced else (torch.Tensor,)
     plain = all(type(x) in kinds and x.dtype == torch.float32 and x.device.type == "cpu" for x in values)
     held = plain and all(type(x) is FakeTensor or x.data_ptr() or not x.numel() for x in values)  # not zeros without memory
-    return held and ENABLED and library() is not None
+    return held and ENABLED and not way.torch_alone and library() is not None
 
 
 def _lined(value: torch.Tensor) -> torch.Tensor:

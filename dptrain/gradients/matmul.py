@@ -20,7 +20,7 @@ import torch
 
 from dptrain.errors import UnsupportedModule
 from dptrain.gradients import kernels
-from dptrain.gradients.kernels import Grams
+from dptrain.gradients.kernels import Grams, way
 from ledger.leaves.numerics import TORCH
 
 
@@ -69,7 +69,7 @@ _ORDINARY = (torch.Tensor, torch.nn.Parameter)
 
 def _fits(x: torch.Tensor, y: torch.Tensor, multiplications: int) -> bool:
     return (
-        ENABLED
+        enabled()
         and multiplications >= WORTHWHILE
         and type(x) in _ORDINARY
         and type(y) in _ORDINARY
@@ -105,17 +105,30 @@ def products_of(products: str) -> Mapping[Any, Callable[..., torch.Tensor]]:
     return {} if products == TORCH else PRODUCTS
 
 
+def enabled() -> bool:
+    """Tells whether products go to oneDNN where it serves them."""
+    return ENABLED and not way.torch_alone
+
+
 @contextmanager
 def using(products: str) -> Iterator[None]:
-    """Computes inside by the fastest kernels at hand, or by torch's own alone (`ledger.leaves.numerics`)."""
-    global ENABLED
-    before = ENABLED, kernels.ENABLED
-    if products == TORCH:
-        ENABLED = kernels.ENABLED = False
+    """Computes inside by the fastest kernels at hand, or by torch's own alone (`ledger.leaves.numerics`); nothing may yield."""
+    before, way.torch_alone = way.torch_alone, products == TORCH
     try:
         yield
     finally:
-        ENABLED, kernels.ENABLED = before
+        way.torch_alone = before
+
+
+def begin(owner: object, products: str, holding: "Holding | None" = None) -> None:
+    """Sets how a microbatch computes that begins, whatever became of the one before."""
+    way.torch_alone, way.holding, way.owner = products == TORCH, holding, owner
+
+
+def end(owner: object) -> None:
+    """Ends the way of a microbatch, unless another one has begun since."""
+    if way.owner is owner:
+        way.torch_alone, way.holding, way.owner = False, None, None
 
 
 # ------------------------------------------------------------------------------------------------------ held to torch's own
@@ -133,7 +146,7 @@ class Met:
 
 
 class Holding:
-    """Holds the products of probes to torch's own (:func:`held_to_torch`), and then those of a full microbatch.
+    """Holds the products of probes to torch's own, on rows that are nobody's, and then those of a full microbatch.
 
     A product z = x y is right, up to rounding, if z r = x (y r) for a vector r of random signs, each over the length of its
     column of y: one wrong entry of z changes that of its row (Freivalds, 1977). Only where a row is off is the whole product
@@ -192,14 +205,17 @@ class Holding:
             chance = torch.Generator().manual_seed(m * 31 + n)
             x = torch.randn(m, k, generator=chance) if x_plain else torch.randn(k, m, generator=chance).t()
             y = torch.randn(k, n, generator=chance) if y_plain else torch.randn(n, k, generator=chance).t()
-            with held_to_torch(self, self.rows):
+            before, way.holding = way.holding, self
+            try:
                 if sums:
                     _weighted(y, x.t())
                 elif bias:
                     _addmm(torch.randn(n, generator=chance), x, y)
                 else:
                     _mm(x, y)
-            self._known.clear()
+            finally:
+                way.holding = before
+                self._known.clear()
         self._met.clear()
 
 
@@ -211,8 +227,6 @@ def _grown(one: Met, full: int) -> tuple[int, int, int]:
     return (m * full // one.rows if one.lies[0] else m), k, n
 
 
-_holding: Holding | None = None
-
 TOLERANCE = 2.0**-17
 """Distance of a row of a product that was summed up, over the sizes of what was; rounding leaves some 2^-20."""
 
@@ -220,42 +234,26 @@ ENTRY = 2.0**-14
 """Distance of an entry, over the lengths of its row and column."""
 
 
-@contextmanager
-def held_to_torch(holding: Holding, rows: int) -> Iterator[None]:
-    """Holds every product inside that is not torch's own to torch's, for probes on rows that are nobody's.
-
-    Args:
-        rows: of the microbatch.
-    """
-    global _holding
-    before, _holding = _holding, holding
-    holding.rows = rows
-    try:
-        yield
-    finally:
-        _holding = before
-
-
 def _held(
     found_MN: torch.Tensor, x_MK: torch.Tensor, y_KN: torch.Tensor, bias_N: torch.Tensor | None = None, *, sums: bool = False
 ) -> torch.Tensor:
-    """Returns a product as it is found; inside :func:`held_to_torch`, only if it is torch's."""
-    if _holding is not None:
-        _holding.require(found_MN, x_MK, y_KN, bias_N)
-        _holding.meet(x_MK, y_KN, bias_N is not None, sums)
+    """Returns a product as it is found; in a probe, only if it is torch's."""
+    if way.holding is not None:
+        way.holding.require(found_MN, x_MK, y_KN, bias_N)
+        way.holding.meet(x_MK, y_KN, bias_N is not None, sums)
     return found_MN
 
 
 def held_grams(found: Grams, a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> Grams:
-    """Returns norms of a kernel of our own as they are found; inside :func:`held_to_torch`, only if they are torch's.
+    """Returns norms as they are found; in a probe, only if they are torch's.
 
     Raises:
         UnsupportedModule: code KERNEL_WRONG, they are others.
     """
-    if _holding is None:
+    if way.holding is None:
         return found
     with using(TORCH):
-        true = gram_product_sums(a_NTD, b_NTP, a_NTD[0].numel() + b_NTP[0].numel())
+        true = gram_product_sums(a_NTD, b_NTP, 1 << 20)
     lost = a_NTD.shape[2] * (found.in_b + a_NTD.shape[1]).square() + b_NTP.shape[2] * found.in_a.square()  # what underflows
     near = 2.0**-17 * found.reach.square() + torch.finfo(torch.float32).tiny * lost
     alike = ((found.square - true).abs() <= near) | (~true.isfinite() & ~found.square.isfinite())

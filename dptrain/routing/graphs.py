@@ -352,7 +352,7 @@ def use_onednn(graph: GraphModule) -> int:
     """
     aten, ours = torch.ops.aten, torch.ops.dptrain
     changed = 0
-    for node in list(graph.graph.nodes) if matmul.ENABLED else ():
+    for node in list(graph.graph.nodes) if matmul.enabled() else ():
         bias = None
         if node.target in (aten.mm.default, aten.bmm.default):
             x, y = node.args

@@ -116,6 +116,23 @@ def test_the_probes_find_a_product_that_is_wrong(family: str, spoil: Any, tmp_pa
         Trainer(world, family).run()
 
 
+def test_a_probe_that_was_left_reaches_into_no_other_run(tmp_path, every_product) -> None:
+    """What is private is never held to anything: a refusal would tell of it. Nor does a run compute as another one said."""
+    left = Trainer(make_world(tmp_path / "left", steps=2))
+    probe = left.private.prepared.probe.run()
+    next(probe)
+    trainer = Trainer(make_world(tmp_path / "next", steps=2), products="torch").begin()
+    every_product.clear()
+    for rows in next(iter(trainer.steps)):
+        assert kernels.way.holding is None and kernels.way.torch_alone
+        probe.close()  # as the collector may do at any time
+        assert kernels.way.torch_alone
+        trainer.private.backward(trainer.losses(rows), rows)
+    assert every_product == []
+    left.close()
+    trainer.close()
+
+
 @pytest.mark.parametrize("sums", [False, True], ids=["forward", "sums"])
 def test_a_product_that_is_wrong_at_full_size_alone_is_found(sums: bool, tmp_path, every_product, monkeypatch) -> None:
     """Three times too large a sum would be three times the clip; the probes have few rows, and are right."""

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from dptrain import Clock, PrivateTraining  # noqa: E402
-from dptrain.data import loader  # noqa: E402
+from dptrain.data import loader, reader  # noqa: E402
 from dptrain.data.microbatch import Microbatch, json_examples  # noqa: E402
 from dptrain.engine.prepared import PreparedRun  # noqa: E402
 from dptrain.errors import ConfigError, UnsupportedModule  # noqa: E402
@@ -206,9 +206,10 @@ def test_a_payload_that_changes_the_type_of_a_tensor_is_refused_before_a_charge(
 
 def test_without_that_check_it_would_stop_the_step_that_draws_it(root, world, monkeypatch) -> None:
     """The negative control: after the charge, and so telling who was drawn."""
-    looks = loader._looks
-    monkeypatch.setattr("dptrain.data.loader._UNLIKE", [unlike for unlike in loader._UNLIKE if unlike[0] != "COLLATE_TYPE"])
-    monkeypatch.setattr("dptrain.data.loader._looks", lambda collated: looks(collated)[::2])
+    looks = reader.looks_of
+    monkeypatch.setattr("dptrain.data.reader._UNLIKE", [unlike for unlike in reader._UNLIKE if unlike[0] != "COLLATE_TYPE"])
+    for room in (loader, reader):
+        monkeypatch.setattr(room, "looks_of", lambda collated: looks(collated)[::2])
     some = dict.fromkeys(range(1, POOL, 3), a_whole_number)
     found = Run(ONE, world, lambda step: some).go(root / "untyped.db")
     assert found.ended is not None and found.ended.startswith("RuntimeError")

@@ -235,7 +235,9 @@ def test_noise_does_not_follow_set_seed(tmp_path, monkeypatch) -> None:
     check()
     with monkeypatch.context() as patched:
         patched.setattr(
-            LatticeGaussian, "normals", lambda self, step, lane, offset, count: torch.randn(count, dtype=torch.float64)
+            LatticeGaussian,
+            "noise",
+            lambda self, step, lane, start, count, draws: (torch.randn(count, dtype=torch.float64) * 2.0**32).round_().numpy(),
         )
         must_fail(check)
     seeded_keys(monkeypatch)

@@ -60,8 +60,15 @@ COMPUTED = (
     ),
     Mutant("and those of a full microbatch", START, "self._holding.rehearse(full)", "pass", T_FULL),
     Mutant("sums among them", PRODUCTS, "return _held(found, b.t(), a, sums=True)", "return found", T_FULL),
+    Mutant(
+        "a microbatch that was left does not end the way of another", PRODUCTS, "if way.owner is owner:", "if True:",
+        T_RUN + "test_a_probe_that_was_left_reaches_into_no_other_run",
+    ),
     Mutant("norms are held to torch's", FORMS, "return matmul.held_grams(found, a, b)", "return found", T_NORM),
-    Mutant("a run that leaves all to torch does", STEP, "matmul.using(self._products)", "matmul.using(FASTEST)", T_LEFT),
+    Mutant(
+        "a run that leaves all to torch does", STEP, "self._entered, self._products, holding",
+        "self._entered, FASTEST, holding", T_LEFT,
+    ),
     Mutant(
         "forward and backward pass are by the fastest kernels", ENGINE, "products=matmul.products_of(products)", "products={}",
         T_SAYS,
