@@ -113,12 +113,14 @@ def outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor | None:
     """Returns sum_t b_it a_it^T of every contribution, (N, P, D); None as :func:`grams`, or where neither side is narrow."""
     if min(a_NTD.shape[2], b_NTP.shape[2]) > NARROW or not _serve(a_NTD, b_NTP, traced=True):
         return None
-    found: torch.Tensor = torch.ops.dptrain.outer(a_NTD, b_NTP)
-    return found
+    if type(a_NTD) is FakeTensor:  # a graph is made, which holds an operator (`dptrain.routing.graphs`)
+        found: torch.Tensor = torch.ops.dptrain.outer(a_NTD, b_NTP)
+        return found
+    return outer_of(a_NTD, b_NTP)
 
 
-def _outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:
-    out = _outer_shape(a_NTD, b_NTP)
+def outer_of(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:
+    out = outer_shape(a_NTD, b_NTP)
     (n, t, d), p = a_NTD.shape, b_NTP.shape[2]
     a, b = _lined(a_NTD), _lined(b_NTP)
     run = library().dptrain_outer
@@ -131,14 +133,8 @@ def _outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _outer_shape(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:
+def outer_shape(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:
     return a_NTD.new_empty(a_NTD.shape[0], b_NTP.shape[2], a_NTD.shape[2])
-
-
-_OPERATORS = torch.library.Library("dptrain", "FRAGMENT")
-_OPERATORS.define("outer(Tensor a_NTD, Tensor b_NTP) -> Tensor")  # an operator, so that a graph may hold it
-_OPERATORS.impl("outer", _outer, "CPU")
-_OPERATORS.impl("outer", _outer_shape, "Meta")
 
 
 def _serve(*values: torch.Tensor, traced: bool = False) -> bool:

@@ -310,7 +310,7 @@ def free_views(graph: GraphModule) -> None:
 
 # ------------------------------------------------------------------------------------------------------ products by oneDNN
 
-_LIBRARY = torch.library.Library("dptrain", "FRAGMENT")
+_LIBRARY = torch.library.Library("dptrain", "DEF")
 _LIBRARY.define("rows(Tensor x_MK, Tensor y_NK, Tensor? bias_N) -> Tensor")
 _LIBRARY.define("rows_each(Tensor x_BMK, Tensor y_BNK) -> Tensor")
 
@@ -338,6 +338,9 @@ def _rows_each_shape(x_BMK: torch.Tensor, y_BNK: torch.Tensor) -> torch.Tensor:
     return x_BMK.new_empty(x_BMK.shape[0], x_BMK.shape[1], y_BNK.shape[1])
 
 
+_LIBRARY.define("outer(Tensor a_NTD, Tensor b_NTP) -> Tensor")
+_LIBRARY.impl("outer", kernels.outer_of, "CPU")
+_LIBRARY.impl("outer", kernels.outer_shape, "Meta")
 _LIBRARY.impl("rows", _rows, "CPU")
 _LIBRARY.impl("rows", _rows_shape, "Meta")
 _LIBRARY.impl("rows_each", _rows_each, "CPU")
