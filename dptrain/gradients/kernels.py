@@ -120,6 +120,7 @@ def outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor | None:
 
 
 def outer_of(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:
+    """Returns what :func:`outer` returns, of factors that the kernel serves."""
     out = outer_shape(a_NTD, b_NTP)
     (n, t, d), p = a_NTD.shape, b_NTP.shape[2]
     a, b = _lined(a_NTD), _lined(b_NTP)
@@ -134,6 +135,7 @@ def outer_of(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:
 
 
 def outer_shape(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor of the shape of that, without its values."""
     return a_NTD.new_empty(a_NTD.shape[0], b_NTP.shape[2], a_NTD.shape[2])
 
 
