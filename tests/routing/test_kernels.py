@@ -45,6 +45,17 @@ def test_norms_and_narrow_gradients_are_the_float64_ones(shape: tuple[int, int, 
 
 
 @needs_compiler
+def test_lengths_whose_squares_vanish_count() -> None:
+    """In float32 the square of 1e-24 is zero, and a large output gradient would hide behind it."""
+    a, b = torch.full((1, 4, 8), 1e-24), torch.full((1, 4, 8), 1e17)
+    for x, y in ((a, b), (b, a)):
+        found = kernels.grams(x, y)
+        lengths = x.double().norm(dim=2), y.double().norm(dim=2)
+        assert float(found.reach) >= float((lengths[0] * lengths[1]).sum())
+        assert float(found.in_a) >= float(lengths[0].sum()) and float(found.in_b) >= float(lengths[1].sum())
+
+
+@needs_compiler
 def test_factors_may_be_views_of_anything() -> None:
     a, b, _ = factors((4, 130, 160, 60))
     for x, y in ((a[:, 1:-1], b[:, 1:-1]), (a[:, :, ::2], b[:, :, 1:]), (a[:, :1].expand(-1, 130, -1), b), (a[::2], b[::2])):
