@@ -20,10 +20,10 @@ class Tier:
 
 
 class Inputs(Protocol):
-    """What a model reads of a contribution: made up, the same for every variant, and small enough for a line of a corpus."""
+    """Makes up what a model reads of a contribution: the same for every variant, and small enough for a line of a corpus."""
 
     unit: str
-    """What a rate counts."""
+    """Names what a rate counts."""
 
     def made(self, config: "Config", generator: torch.Generator) -> torch.Tensor:
         """Those of a logical step, (contributions, ...)."""
@@ -32,7 +32,7 @@ class Inputs(Protocol):
         """Units of one contribution."""
 
     def recorded(self, row: torch.Tensor, place: int) -> Any:
-        """What a line of the corpus holds of one contribution, which is the ``place``-th."""
+        """Returns what a line of the corpus holds of one contribution, the ``place``-th."""
 
     def read(self, record: Any) -> torch.Tensor:
         """The row of a line."""

@@ -1,4 +1,4 @@
-"""What a slow decoder costs a step, with workers and without: ``python -m benchmarks.feeding [--json]``.
+"""Measures what a slow decoder costs a step, with workers and without: ``python -m benchmarks.feeding [--json]``.
 
 For each batch size a run takes its steps with a decoder that takes no time, and then with one that sleeps or computes for some
 milliseconds an example, under 0, 1 and more workers. Every contribution is drawn in every step, so that batches are equal.

@@ -236,7 +236,7 @@ VARIANTS: dict[str, Callable] = {
 }
 
 PACKAGES = {"opacus_hooks": "opacus", "opacus_ghost": "opacus", "fastdp": "fastDP"}
-"""What a peer is imported from."""
+"""Names what a peer is imported from."""
 
 TANGENT = ("ours_tangent", "ours_tangent_compiled")
 

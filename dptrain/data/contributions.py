@@ -39,7 +39,7 @@ class Descriptors(Mapping[bytes, ContributionDescriptor]):
 
 
 class Entry(NamedTuple):
-    """What it takes to read one contribution, in whatever process.
+    """Holds what it takes to read one contribution, in whatever process.
 
     Attributes:
         locator: where its content lies. content_hash: SHA-256 of it, as signed. owner: hash of its descriptor.

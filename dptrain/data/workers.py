@@ -85,7 +85,7 @@ class Asked:
 
 
 class CannotSend(Exception):
-    """What workers are to run cannot be brought to other processes; the text says why."""
+    """Says why what workers are to run cannot be brought to other processes."""
 
 
 class Workers:

@@ -209,6 +209,7 @@ class Start:
                 yield from self._change_company(rows, 0.0)
             self._require_unwritten()
         finally:
+            self._holding.forget()  # weights change, and full microbatches were rehearsed at the start
             sandbox.coin = "high"
             sandbox.kept.written = before or sandbox.kept.written
 

@@ -97,7 +97,7 @@ def _plain(x: torch.Tensor) -> torch.Tensor:
 
 
 PRODUCTS: Final = {torch.ops.aten.mm.default: _mm, torch.ops.aten.addmm.default: _addmm}
-"""What stands for products of torch in the forward and backward passes of a private microbatch."""
+"""Holds what computes in the place of torch's products in the forward and backward passes of a private microbatch."""
 
 
 def products_of(products: str) -> Mapping[Any, Callable[..., torch.Tensor]]:
@@ -188,6 +188,11 @@ class Holding:
             what = f"a product of {tuple(x_MK.shape)} and {tuple(y_KN.shape)} in place {at}"
             raise _wrong(what, float(found_MN[at]), float(true[at]))
 
+    def forget(self) -> None:
+        """Forgets what was found of weights, and what is to be rehearsed."""
+        self._known.clear()
+        self._met.clear()
+
     def meet(self, x_MK: torch.Tensor, y_KN: torch.Tensor, bias: bool, sums: bool) -> None:
         """Notes a kind of product, to be rehearsed with a full microbatch."""
         lies = x_MK.is_contiguous(), y_KN.is_contiguous()
@@ -198,8 +203,8 @@ class Holding:
 
         Kernels are chosen by shape, and probes have few rows.
         """
-        self._known.clear()
-        met, self._met = self._met, set()
+        met = set(self._met)
+        self.forget()
         grown = {(one.lies, one.bias, one.sums, *_grown(one, full)) for one in met}
         for (x_plain, y_plain), bias, sums, m, k, n in sorted(grown):
             chance = torch.Generator().manual_seed(m * 31 + n)
@@ -215,8 +220,7 @@ class Holding:
                     _mm(x, y)
             finally:
                 way.holding = before
-                self._known.clear()
-        self._met.clear()
+                self.forget()
 
 
 def _grown(one: Met, full: int) -> tuple[int, int, int]:
@@ -267,7 +271,7 @@ def held_grams(found: Grams, a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> Grams:
 def _wrong(what: str, found: float, true: float) -> UnsupportedModule:
     return UnsupportedModule(
         "KERNEL_WRONG",
-        f"{what} is {found!r} by the fastest kernel at hand and {true!r} by torch's own; nothing was charged. Train with "
+        f"{what} is {found!r} by the fastest kernel at hand and {true!r} by torch's own, on rows that are nobody's. Train with "
         "Microbatches(products='torch'), and report it with the versions of torch and of the processor",
     )
 

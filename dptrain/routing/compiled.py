@@ -47,7 +47,7 @@ class CompileNotice(UserWarning):
 
 
 EVERY = 256
-"""Of as many runs of a graph in a row, one at least is compared with the hook form: less than 1 % of the time of a long run."""
+"""Counts the runs of a graph of which one at least is compared with the hook form: less than 1 % of the time of a long run."""
 
 
 @dataclass

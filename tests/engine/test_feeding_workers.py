@@ -166,7 +166,7 @@ def test_a_run_is_the_same_to_the_bit_with_workers_and_without(world: World, tmp
 
 @pytest.mark.parametrize("who", [0, -1])
 def test_collate_that_begins_to_draw_amid_a_run_is_seeded_from_the_same_microbatch_on(tmp_path: Path, who: int) -> None:
-    """From there on it is called for one example at a time. Microbatches that are under way by then are made again."""
+    """Calls it, from there on, for one example at a time. Microbatches that are under way by then are made again."""
     options = {"per_class": 12, "steps": 3, "window_steps": 6, "rate": "1", "now": None}
     world = peers.small_world(tmp_path / "world", **options, policy_extra="[gate]\nmax_examples = 2")
     flag, found, plain = tmp_path / "flag", [], plain_collate()

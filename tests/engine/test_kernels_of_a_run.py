@@ -117,7 +117,7 @@ def test_the_probes_find_a_product_that_is_wrong(family: str, spoil: Any, tmp_pa
 
 
 def test_a_probe_that_was_left_reaches_into_no_other_run(tmp_path, every_product) -> None:
-    """What is private is never held to anything: a refusal would tell of it. Nor does a run compute as another one said."""
+    """Holds nothing private to anything: a refusal would tell of it. Nor does a run compute as another one said."""
     left = Trainer(make_world(tmp_path / "left", steps=2))
     probe = left.private.prepared.probe.run()
     next(probe)
@@ -130,6 +130,16 @@ def test_a_probe_that_was_left_reaches_into_no_other_run(tmp_path, every_product
         trainer.private.backward(trainer.losses(rows), rows)
     assert every_product == []
     left.close()
+    trainer.close()
+
+
+def test_probes_leave_nothing_of_the_weights_behind(tmp_path, every_product) -> None:
+    """Weights are others at every round of probes, and what was found of them would pile up."""
+    trainer = Trainer(make_world(tmp_path, steps=2)).begin()
+    probe = trainer.private.prepared.probe
+    for rows in probe.again():
+        trainer.private.backward(trainer.losses(rows), rows)
+    assert every_product and not probe._holding._known and not probe._holding._met
     trainer.close()
 
 

@@ -290,7 +290,7 @@ def test_positions_that_follow_from_the_longest_row_are_found_wherever_they_chan
 
 
 def test_a_row_may_depend_on_the_place_where_it_stands_which_no_reference_decides() -> None:
-    """Of batches the place is public, and of retrieval it is drawn at random."""
+    """Keeps the place public of batches, and draws that of retrieval at random."""
     check_rows(Coupled("place"), 4, 32, 4)
 
 
