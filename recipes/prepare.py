@@ -111,7 +111,7 @@ def gsm8k(data: Path, contributions: int = 6_000, *, validation: int = 100) -> C
     """Reads questions and worked answers from GSM8K, without the notes for a calculator."""
 
     def part(name: str) -> list[dict[str, Any]]:
-        rows = [json.loads(line) for line in (data / "gsm8k" / name).read_text(encoding="utf-8").splitlines()]
+        rows = [json.loads(line) for line in (data / "gsm8k" / name).read_bytes().splitlines()]
         return unique(
             {"prompt": row["question"] + "\n", "completion": re.sub("<<.*?>>", "", row["answer"])} for row in rows
         )

@@ -78,8 +78,8 @@ def write_corpus(folder: Path, count: int = 10, **numbers: str) -> list[str]:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a JSONL file."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """Returns the lines of a JSONL file. As bytes, for a text may hold other ends of lines, such as U+2028."""
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 def spent_by(log: BudgetLog, units: Sequence[Unit]) -> list[int]:

@@ -4,6 +4,7 @@ import base64
 import binascii
 import csv
 import difflib
+import io
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -360,7 +361,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     except UnicodeDecodeError as error:
         raise RegistryRefused("FORMAT", f"{str(path)!r} is not UTF-8 text") from error
     if path.suffix == ".csv":
-        rows = csv.DictReader(text.splitlines())
+        rows = csv.DictReader(io.StringIO(text))
         if len(set(rows.fieldnames or ())) != len(rows.fieldnames or ()):
             raise RegistryRefused("FORMAT", f"{str(path)!r} has a column twice")
         for number, row in enumerate(rows, start=2):
@@ -368,7 +369,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         return
     if path.suffix != ".jsonl":
         raise RegistryRefused("FORMAT", f"{str(path)!r} is neither .jsonl nor .csv")
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):  # other characters that end a line stand inside of JSON strings
         if line.strip():
             try:
                 value = json.loads(line, object_pairs_hook=_once_each)
