@@ -8,6 +8,8 @@ Proof:
     (2) its norm is at most C_i. Theorem 1 applies to integer sums. Rounding the noise after them is post-processing (Theorem
     2). It remains to show where floating point could matter.
 
+    * **Integers** are formed twice, to be certified and to be added: a product and a truncation, which have one result each in
+      IEEE 754, of numbers that nothing changes in between.
     * **Squares.** S_l is a float64 sum of squares of integers. If the true sum of all terms is below 2^53, every partial
       result is an integer below 2^53, and none is rounded, in any order of summation. If not, look at the first operation
       whose exact result is 2^53 or more. Rounding is monotone and 2^53 is a double, so the result reads 2^53 or more. It stays
@@ -39,6 +41,7 @@ from dptrain.clipping.fast import Bounds, Pieces, Sums, full_precision, precisio
 from dptrain.clipping.one_contribution import Rows, Single, gradient_of
 from dptrain.clipping.resolver import Schedule
 from dptrain.errors import UnsupportedPolicy
+from dptrain.gradients import kernels
 from dptrain.gradients.forms import Dense, norm_sq
 from dptrain.noise.lattice import MOST_THREADS
 from dptrain.noise.threads import Threads
@@ -64,6 +67,12 @@ _CHUNK = {"cpu": 1 << 16}
 """Coordinates widened to float64 at a time; on the CPU they stay in the cache of one core."""
 
 _CHUNK_ELSEWHERE = 1 << 24
+
+TOGETHER = 4
+"""Contributions of a thread that are added to the sums in one pass over these, which are twice as wide as a gradient."""
+
+HELD = 1 << 28
+"""Bytes of gradients that all threads hold for it, beside one each."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +128,8 @@ class CertifiedSums(Sums):
     Where the noise is Laplace's, both norms are L1 norms: ``sum_l gamma_l |k_il|_1 <= C_i`` and ``sum_l |k_il|_1 <= 2^b /
     z_i``.
 
-    A contribution's gradient is formed, tensor by tensor, for one contribution at a time on each thread: memory holds one
-    of them per thread that torch is told to use, six at most.
+    A contribution's gradient is formed, tensor by tensor, on one thread: memory holds one per thread that torch is told to use,
+    six at most, and up to ``TOGETHER`` of small models.
 
     Args:
         tensors: (block, tensor) of every index. precision: the type in which gradients are formed.
@@ -172,31 +181,41 @@ class CertifiedSums(Sums):
         """
         devices = {tensor.parameter.device.type: tensor.parameter.device for _, tensor in self._tensors}
         profiles = bounds.profiles()
+        rows = [row for row, profile in enumerate(profiles) if profile]  # the others only fill up the microbatch
+        size = self._together(pieces, len(rows))
+        groups = [rows[start : start + size] for start in range(0, len(rows), size)]
 
-        def add_row(row: int) -> None:
-            profile = profiles[row]
-            if not profile:  # a row that only fills up the microbatch
-                return
+        def add_group(group: int) -> None:
             with torch.no_grad(), ExitStack() as stack:  # both belong to a thread
                 for device in devices.values():
                     stack.enter_context(full_precision(device))
-                self._add_one(pieces, row, bounds.signed[row], profile)
+                self._add_some(pieces, [(row, bounds.signed[row], profiles[row]) for row in groups[group]])
 
         if set(devices) <= {"cpu"}:
-            self._threads.each(add_row, range(len(profiles)))
+            self._threads.each(add_group, range(len(groups)))
         else:
-            for row in range(len(profiles)):
-                add_row(row)
+            for group in range(len(groups)):
+                add_group(group)
 
-    def _add_one(self, pieces: Pieces, row: int, bounds: SignedBounds, profile: tuple[int, ...]) -> None:
-        permitted = set(profile)
-        found = {
-            index: gradient_of(pieces[index], row, tensor.shape, self._precision)
-            for index, (block, tensor) in enumerate(self._tensors)
-            if block in permitted and index in pieces
-        }
-        if self.certify(found, self.limits(bounds, profile)):
-            self._accumulate(found)
+    def _together(self, pieces: Pieces, rows: int) -> int:
+        """Returns how many contributions a thread holds before it adds them to sums that it then reads and writes once."""
+        threads = max(1, min(torch.get_num_threads(), MOST_THREADS, rows))
+        bytes_of_one = sum(self._tensors[index][1].coordinates for index in pieces) * self._precision.itemsize
+        return max(1, min(TOGETHER, 1 + HELD // max(1, bytes_of_one * threads), -(-rows // threads)))
+
+    def _add_some(self, pieces: Pieces, rows: Sequence[tuple[int, SignedBounds, tuple[int, ...]]]) -> None:
+        certified: list[tuple[dict[int, Single], dict[int, float]]] = []
+        for row, bounds, profile in rows:
+            permitted = set(profile)
+            found = {
+                index: gradient_of(pieces[index], row, tensor.shape, self._precision)
+                for index, (block, tensor) in enumerate(self._tensors)
+                if block in permitted and index in pieces
+            }
+            steps = self.certify(found, self.limits(bounds, profile))
+            if steps is not None:
+                certified.append((found, steps))
+        self._accumulate(certified)
 
     def limits(self, bounds: SignedBounds, profile: tuple[int, ...]) -> Limits:
         """The certificate's bounds for signed bounds (C_i, sigma_i) and permitted blocks, from exact rationals.
@@ -230,25 +249,28 @@ class CertifiedSums(Sums):
         )
         return found
 
-    def certify(self, found: dict[int, Single], limits: Limits) -> bool:
-        """Turns the gradient of one contribution into integers, in place, and says whether they passed their certificate.
+    def certify(self, found: dict[int, Single], limits: Limits) -> dict[int, float] | None:
+        """Finds the integers of one contribution: its gradients, each times a factor, truncated towards zero.
 
-        A contribution whose norm is not finite, or that does not pass after a few attempts, counts as zero, silently.
+        Returns:
+            A factor per tensor, with which the integers passed their certificate. None for a contribution whose norm is not
+            finite, or that does not pass after a few attempts: it counts as zero, silently. Gradients may have been changed.
         """
         factors = self.coefficients(found, limits)
         if not factors or not all(math.isfinite(factor) for factor in factors.values()):
-            return False
+            return None
         blocks = {index: self._tensors[index][0] for index in found}
         steps = {index: factors[block] / self._stds[block] * 2.0**self.bits for index, block in blocks.items()}
         for _ in range(TRIES):
-            squares = self._truncate(found, steps)
+            squares = self._squares(found, steps)
             if limits.admit(squares):
-                return True
+                return steps
             less = limits.excess(squares)
             if not math.isfinite(less):
-                return False
+                return None
+            truncate(found, steps)
             steps = dict.fromkeys(found, less)
-        return False
+        return None
 
     def coefficients(self, found: dict[int, Single], limits: Limits) -> dict[int, float]:
         """Clip coefficient of one contribution per block: to the cap of the block, and the dual clip after it, one for all.
@@ -280,28 +302,36 @@ class CertifiedSums(Sums):
         factor = min(1.0, clipped, whitened)
         return {block: factor * own for block, own in within.items()}
 
-    def _truncate(self, found: dict[int, Single], steps: dict[int, float]) -> dict[int, float]:
-        """Scales every tensor by its factor and truncates it towards zero, in place; sums of squares per block, or of
-        magnitudes."""
+    def _squares(self, found: dict[int, Single], steps: dict[int, float]) -> dict[int, float]:
+        """Returns sums of squares of integers per block, or of magnitudes."""
         squares: dict[int, float] = {}
         for index, gradient in found.items():
             block = self._tensors[index][0]
+            whole = kernels.squares(_flat(gradient), steps[index]) if self._power == 2 else None
+            if whole is not None:
+                squares[block] = squares.get(block, 0.0) + whole
+                continue
             for part in _chunks(gradient):
-                wide = _truncated(part.mul_(steps[index])).double()
-                # not in place: of a float64 gradient, double() is the gradient itself
+                wide = _truncated(part, steps[index]).double()
                 square = torch.dot(wide, wide) if self._power == 2 else wide.abs().sum()
                 squares[block] = squares.get(block, 0.0) + float(square)
         return squares
 
-    def _accumulate(self, found: dict[int, Single]) -> None:
-        for index, integers in found.items():
+    def _accumulate(self, certified: Sequence[tuple[dict[int, Single], dict[int, float]]]) -> None:
+        """Adds integers that were certified, tensor by tensor; they are formed once more, by the same two operations."""
+        for index in sorted({index for found, _ in certified for index in found}):
+            parts = [(found[index], steps[index]) for found, steps in certified if index in found]
+            dense = [(gradient, step) for gradient, step in parts if isinstance(gradient, torch.Tensor)]
             with self._locks[index]:
                 total = self._total(index)
-                if isinstance(integers, Rows):
-                    total.index_add_(0, integers.ids_R, integers.values_RD.double())
+                for gradient, step in parts:
+                    if isinstance(gradient, Rows):
+                        total.index_add_(0, gradient.ids_R, _truncated(gradient.values_RD, step).double())
+                if dense and kernels.add_truncated(total, dense):
                     continue
-                for into, part in zip(_chunks(total), _chunks(integers), strict=True):
-                    into.add_(part)
+                for gradient, step in dense:
+                    for into, part in zip(_chunks(total), _chunks(gradient), strict=True):
+                        into.add_(_truncated(part, step))
 
     def take(self) -> Iterator[torch.Tensor]:
         """Yields the sums of the logical step, in the order of the schedule; each is handed over and forgotten.
@@ -314,18 +344,25 @@ class CertifiedSums(Sums):
             yield total.clamp_(-limit, limit).mul_(self._stds[block] * 2.0**-self.bits)
 
 
-def _truncated(part: torch.Tensor) -> torch.Tensor:
-    """Towards zero, in place. On the CPU by numpy, whose loop is ten times as fast as torch's."""
+def truncate(found: dict[int, Single], steps: dict[int, float]) -> None:
+    """Makes integers of gradients, in place."""
+    for index, gradient in found.items():
+        for part in _chunks(gradient):
+            part.copy_(_truncated(part, steps[index]))
+
+
+def _truncated(part: torch.Tensor, step: float) -> torch.Tensor:
+    """Returns it times a factor, truncated towards zero. On the CPU by numpy, whose loop is ten times as fast as torch's."""
+    scaled = part * step
     if part.device.type != "cpu":
-        return part.trunc_()
-    values = part.numpy()
+        return scaled.trunc_()
+    values = scaled.numpy()
     np.trunc(values, out=values)
-    return part
+    return scaled
 
 
 def _norm_sq(gradient: Single) -> torch.Tensor:
-    flat = gradient.values_RD if isinstance(gradient, Rows) else gradient
-    return norm_sq([Dense(flat.reshape(1, -1))])
+    return norm_sq([Dense(_flat(gradient).reshape(1, -1))])
 
 
 def _norm_1(gradient: Single) -> float:
@@ -337,6 +374,10 @@ def _norm_1(gradient: Single) -> float:
 
 def _chunks(gradient: Single) -> Iterator[torch.Tensor]:
     """Flat views of a gradient, small enough to be widened to float64 one at a time."""
-    flat = (gradient.values_RD if isinstance(gradient, Rows) else gradient).view(-1)
+    flat = _flat(gradient)
     size = _CHUNK.get(flat.device.type, _CHUNK_ELSEWHERE)
     return (flat[start : start + size] for start in range(0, flat.numel(), size))
+
+
+def _flat(gradient: Single) -> torch.Tensor:
+    return (gradient.values_RD if isinstance(gradient, Rows) else gradient).view(-1)

@@ -4,6 +4,9 @@
 // SIDE x SIDE entries of both matrices stay in the cache of a core until their products are added, in float64. Every entry is a
 // sum of runs of DEEP terms, each added one after the other in float32.
 
+//
+// And what certified sums do with every coordinate: scale it, truncate it towards zero, and square or add up what is left.
+
 #include <cmath>
 
 namespace {
@@ -16,6 +19,7 @@ constexpr int LANES = 8, TALL = 6;
 constexpr int WIDE = 2 * LANES;
 constexpr int SIDE = 128;
 constexpr int DEEP = 256;
+constexpr int RUN = 1024;
 
 typedef float Lane __attribute__((vector_size(4 * LANES)));
 typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -126,6 +130,11 @@ void strips(const float* x, long x_row, const float* y, long y_row, long p, long
     for (long i = 0; i < p; i += R) strip<R, V>(x, x_row, y + i, y_row, p - i, t, out + i * width, width, kept);
 }
 
+// Integers of up to RUN coordinates: a product and a truncation, each of which has one result, wherever it is formed.
+inline void truncate(const float* x, long n, float step, float* to) {
+    for (long i = 0; i < n; ++i) to[i] = std::trunc(x[i] * step);
+}
+
 }  // namespace
 
 // Writes sum_t b_t a_t^T of each of the n contributions to out, n x p x d; `panel` has room for 16 * t floats.
@@ -185,5 +194,32 @@ extern "C" void dptrain_gram(const float* a, long a_each, long a_row, long d, co
         reach[each] = reached;
         in_a[each] = sum_a;
         in_b[each] = sum_b;
+    }
+}
+
+// The sum of the squares of the integers that n coordinates become, as float64 adds it up in some order.
+extern "C" double dptrain_squares(const float* x, long n, float step) {
+    alignas(64) float part[RUN];
+    double lines[16] = {0.0}, sum = 0.0;
+    for (long start = 0; start < n; start += RUN) {
+        long many = n - start < RUN ? n - start : RUN, i = 0;
+        truncate(x + start, many, step, part);
+        for (; i + 16 <= many; i += 16)
+            for (int k = 0; k < 16; ++k) lines[k] += (double)part[i + k] * (double)part[i + k];
+        for (; i < many; ++i) sum += (double)part[i] * (double)part[i];
+    }
+    for (int k = 0; k < 16; ++k) sum += lines[k];
+    return sum;
+}
+
+// Adds to a total the integers that n coordinates of each of `many` tensors become.
+extern "C" void dptrain_add(double* total, long n, const float* const* from, const float* steps, long many) {
+    alignas(64) float part[RUN];
+    for (long start = 0; start < n; start += RUN) {
+        long run = n - start < RUN ? n - start : RUN;
+        for (long each = 0; each < many; ++each) {
+            truncate(from[each] + start, run, steps[each], part);
+            for (long i = 0; i < run; ++i) total[start + i] += (double)part[i];
+        }
     }
 }

@@ -4,8 +4,9 @@
   the product alone. A library forms both matrices whole and writes them; the kernel takes half of the time of oneDNN.
 * :func:`outer`: gradients of narrow tensors (LoRA), contribution by contribution, at two to three times the speed of a batched
   product.
+* :func:`squares` and :func:`add_truncated`: the integers of certified sums, of which none is ever written.
 
-Without a compiler, or where :data:`ENABLED` is false, products of libraries stand for both (:mod:`dptrain.gradients.matmul`).
+Without a compiler, or where :data:`ENABLED` is false, products of libraries stand for them (:mod:`dptrain.gradients.matmul`).
 What is built is kept under the user's cache directory, by the digests of source, compiler and processor and of itself, if
 nobody else may write there. What is read from it is what is loaded.
 """
@@ -18,7 +19,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -137,6 +138,29 @@ def outer_of(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:
 def outer_shape(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:
     """Returns a tensor of the shape of that, without its values."""
     return a_NTD.new_empty(a_NTD.shape[0], b_NTP.shape[2], a_NTD.shape[2])
+
+
+def squares(values: torch.Tensor, step: float) -> float | None:
+    """Returns the sum of the squares of ``trunc(values * step)``; None as :func:`grams`.
+
+    Guarantee: the integers are those that :func:`add_truncated` adds, since a product and a truncation have one result each in
+    IEEE 754. Only sums of squares are added up, in some order, so what is below 2^53 is exact (`dptrain.clipping.certified`).
+    """
+    if not (_serve(values) and values.is_contiguous()):
+        return None
+    return float(library().dptrain_squares(values.data_ptr(), values.numel(), step))
+
+
+def add_truncated(total: torch.Tensor, parts: Sequence[tuple[torch.Tensor, float]]) -> bool:
+    """Adds ``trunc(values * step)`` of each of the parts to a float64 total, in place; False, and nothing added, as ``None``
+    of :func:`squares`."""
+    alike = all(values.is_contiguous() and values.shape == total.shape for values, _ in parts)
+    if not (total.is_contiguous() and total.dtype == torch.float64 and alike and _serve(*(values for values, _ in parts))):
+        return False
+    places = (ctypes.c_void_p * len(parts))(*(values.data_ptr() for values, _ in parts))
+    steps = (ctypes.c_float * len(parts))(*(step for _, step in parts))
+    library().dptrain_add(total.data_ptr(), total.numel(), places, steps, len(parts))
+    return True
 
 
 def _serve(*values: torch.Tensor, traced: bool = False) -> bool:
@@ -273,6 +297,8 @@ def _loaded(built: bytes) -> Any:
     factors = [pointer, number, number, number, pointer, number, number, number, number, number]
     for run, written in ((found.dptrain_gram, 4), (found.dptrain_outer, 2)):
         run.argtypes, run.restype = [*factors, *[pointer] * written], None
+    found.dptrain_squares.argtypes, found.dptrain_squares.restype = [pointer, number, ctypes.c_float], ctypes.c_double
+    found.dptrain_add.argtypes, found.dptrain_add.restype = [pointer, number, pointer, pointer, number], None
     return found
 
 
@@ -305,4 +331,21 @@ def works(found: Any) -> bool:
         for gap in gaps:
             if not bool((gap[:-1].abs() <= 1e-5).all()) or bool(gap[-1].isfinite()):
                 return False
-    return True
+    return all(_truncates(found, count) for count in (1, 7, 16, 1023, 1024, 2087))
+
+
+def _truncates(found: Any, count: int) -> bool:
+    """Tells whether kernels form the integers that torch forms, to the bit, and keep what is not finite."""
+    x = torch.arange(count, dtype=torch.float32).remainder_(257.0).sub_(128.5).div_(3.0)
+    x[:: max(2, count // 5)] = 1e-42
+    y = x.flip(0) * 5e4
+    parts, steps = (ctypes.c_void_p * 2)(x.data_ptr(), y.data_ptr()), (ctypes.c_float * 2)(1.3, 0.1)
+    total = torch.arange(count, dtype=torch.float64)
+    of_x, of_y = (x * 1.3).trunc_().double(), (y * 0.1).trunc_().double()
+    found.dptrain_add(total.data_ptr(), count, parts, steps, 2)
+    own = [found.dptrain_squares(value.data_ptr(), count, step) for value, step in ((x, 1.3), (y, 0.1))]
+    right = own == [float(of.square().sum()) for of in (of_x, of_y)]
+    for bad in (torch.inf, -torch.inf, torch.nan):
+        x[count - 1] = bad
+        right = right and not found.dptrain_squares(x.data_ptr(), count, 1.3) < torch.inf
+    return right and torch.equal(total, torch.arange(count, dtype=torch.float64) + of_x + of_y)

@@ -13,6 +13,7 @@ from dptrain.clipping import certified as level  # noqa: E402
 from dptrain.clipping.certified import CertifiedSums, Limits  # noqa: E402
 from dptrain.clipping.resolver import Block, Schedule  # noqa: E402
 from dptrain.errors import UnsupportedPolicy  # noqa: E402
+from dptrain.gradients import kernels  # noqa: E402
 from dptrain.gradients.forms import Dense, Gather, Outer  # noqa: E402
 from dptrain.routing import Router  # noqa: E402
 from ledger.leaves import numerics  # noqa: E402
@@ -348,9 +349,16 @@ def test_what_is_certified_is_what_is_added_on_every_device(dtype: torch.dtype) 
     sums, _ = plain(dtype)
     gradient = torch.randn(40, 30, dtype=dtype)
     here, there = gradient.clone(), gradient.clone().as_subclass(Elsewhere)
-    steps = {0: 1000.0}
-    assert sums._truncate({0: here}, steps) == sums._truncate({0: there}, steps)
-    assert torch.equal(there.as_subclass(torch.Tensor), here) and torch.equal(here, (gradient * 1000.0).trunc())
+    integers, steps = (gradient * 1000.0).trunc(), {0: 1000.0}
+    square = float(integers.double().square().sum())
+    assert sums._squares({0: here}, steps) == sums._squares({0: there}, steps) == {0: square}
+    assert torch.equal(here, gradient) and torch.equal(there.as_subclass(torch.Tensor), gradient)
+    for one in (here, there):
+        sums._accumulate([({0: one}, steps), ({0: one}, steps)])
+        assert torch.equal(sums._total(0).as_subclass(torch.Tensor), 2 * integers.double())
+        sums._sums[0] = None
+        level.truncate({0: one}, steps)
+        assert torch.equal(one.as_subclass(torch.Tensor), integers)
 
 
 def test_limits_follow_the_noise_of_the_step_they_are_for() -> None:
@@ -452,7 +460,10 @@ def test_noise_of_a_step_moves_lattice_and_certificate_with_it() -> None:
     assert naive_certified.holds(k, [0.5], Fraction(1), Fraction(1), sums.bits)
 
 
-def test_one_contribution_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("held", "beside"), [(0, 0), (1 << 28, level.TOGETHER - 1)])
+def test_one_contribution_is_in_memory_at_a_time_and_a_few_of_small_models(
+    held: int, beside: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import weakref
 
     right, alive, most = level.gradient_of, [], []
@@ -464,9 +475,10 @@ def test_one_contribution_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch
         return found
 
     monkeypatch.setattr(level, "gradient_of", counted)
+    monkeypatch.setattr(level, "HELD", held)
     sums, _ = plain()
     sums.add({0: [Outer(torch.randn(16, 4, 30), torch.randn(16, 4, 40))]}, bounds_of([(1.0, 1.0, (0,))] * 16, 1))
-    assert len(most) == 16 and max(most) == 0
+    assert len(most) == 16 and max(most) == beside
 
 
 # --- the faults that must show -----------------------------------------------------------------------------------------
@@ -478,7 +490,8 @@ def must_fail(check) -> None:
 
 
 def test_without_truncation_sums_leave_the_lattice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(level, "_truncated", lambda part: part)
+    monkeypatch.setattr(kernels, "ENABLED", False)
+    monkeypatch.setattr(level, "_truncated", lambda part, step: part * step)
     must_fail(lambda: test_integers_equal_the_naive_transcription_in_float64("bert"))
 
 

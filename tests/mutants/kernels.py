@@ -35,6 +35,10 @@ COMPUTED = (
         T_KERNELS + "test_kernels_that_compute_something_else_are_not_used",
     ),
     Mutant(
+        "nor those that form other integers", KERNELS, "return all(_truncates(", "return True or all(_truncates(",
+        T_KERNELS + "test_kernels_that_compute_something_else_are_not_used",
+    ),
+    Mutant(
         "of a file that nobody else may write",
         KERNELS, "found.st_uid == os.getuid() and not found.st_mode & 0o022\n        return",
            "found.st_uid == os.getuid()\n        return", T_KEPT),

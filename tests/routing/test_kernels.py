@@ -186,28 +186,81 @@ class Wrong:
     def __getattr__(self, name: str) -> Any:
         run = getattr(self._true, name)
 
-        def spoiled(*args: Any) -> None:
-            run(*args)
-            if name == self._name:
-                self._spoil(args)
+        def spoiled(*args: Any) -> Any:
+            found = run(*args)
+            return self._spoil(args, found) if name == self._name else found
 
         return spoiled
 
 
-def shift(args: tuple) -> None:
+def shift(args: tuple, found: None) -> None:
     """Makes the first norm larger by a thousandth."""
     square = (kernels.ctypes.c_double * 1).from_address(args[10])
     square[0] *= 1.001
 
 
-def flip(args: tuple) -> None:
+def flip(args: tuple, found: None) -> None:
     """Flips the sign of the last entry of the first gradient."""
     entry = (kernels.ctypes.c_float * 1).from_address(args[10] + 4 * (args[3] * args[7] - 1))
     entry[0] = -entry[0] + 1.0
 
 
+def lower(args: tuple, found: float) -> float:
+    """Takes one off a sum of squares."""
+    return found - 1.0
+
+
+def vanish(args: tuple, found: float) -> float:
+    """Calls zero what is not finite."""
+    return found if found < float("inf") else 0.0
+
+
+def round_up(args: tuple, found: None) -> None:
+    """Makes the last integer of a total larger by one."""
+    last = (kernels.ctypes.c_double * 1).from_address(args[0] + 8 * (args[1] - 1))
+    last[0] += 1.0
+
+
+WRONG = [
+    ("dptrain_gram", shift), ("dptrain_outer", flip), ("dptrain_squares", lower), ("dptrain_squares", vanish),
+    ("dptrain_add", round_up),
+]  # fmt: skip
+
+
 @needs_compiler
-@pytest.mark.parametrize(("name", "spoil"), [("dptrain_gram", shift), ("dptrain_outer", flip)])
+@pytest.mark.parametrize(("name", "spoil"), WRONG, ids=str)
 def test_kernels_that_compute_something_else_are_not_used(name: str, spoil: Any) -> None:
     assert kernels.works(kernels.library())
     assert not kernels.works(Wrong(name, spoil))
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 1e4, 1e30])
+def test_the_integers_that_are_squared_are_those_that_are_added_and_those_of_torch(size: float) -> None:
+    """To the bit, at halves, just below whole numbers, subnormal, and where a float32 holds whole numbers alone."""
+    generator = torch.Generator().manual_seed(1)
+    for count in (1, 15, 1024, 5000):
+        x = torch.randn(count, generator=generator) * size
+        x[::3] = (x[::3] * 2.0).round() / 2.0
+        x[::7] = torch.nextafter(x[::7].round(), torch.zeros(()))
+        x[::11] = 1e-42
+        for step in (1.0, 0.3, 1e3, 2.0**20, 1e-40):
+            integers = (x * step).trunc().double()
+            total = torch.full((count,), 3.0, dtype=torch.float64)
+            assert kernels.add_truncated(total, [(x, step)] * 3)
+            assert torch.equal(total, 3.0 + integers + integers + integers)
+            square = float(integers.square().sum())
+            found = kernels.squares(x, step)
+            assert found == square if square < 2.0**53 else found >= 2.0**53
+
+
+@needs_compiler
+def test_what_the_kernel_of_integers_does_not_serve_is_left_as_it_was() -> None:
+    x, total = torch.ones(4, 6), torch.zeros(4, 6, dtype=torch.float64)
+    assert kernels.squares(x.t(), 1.0) is None and kernels.squares(x.double(), 1.0) is None
+    for values, into in ((x.t(), total), (x.double(), total), (x, total.float()), (x, total.t()), (x[:2], total)):
+        assert not kernels.add_truncated(into, [(x, 1.0), (values, 1.0)] if values is not x else [(values, 1.0)])
+        assert not bool(total.any())
+    for bad in (torch.inf, -torch.inf, torch.nan):
+        x[1, 2] = bad
+        assert not kernels.squares(x, 1.0) < 2.0**53
