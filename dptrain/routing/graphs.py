@@ -32,6 +32,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from dptrain import native
 from dptrain.clipping.fast import Pieces
 from dptrain.data.microbatch import Microbatch
 from dptrain.gradients import kernels, matmul
@@ -190,11 +191,11 @@ def _kept() -> Iterator[None]:
 @cache
 def _own_folder() -> str:
     """Returns a directory for graphs of this processor that is the user's alone, or one for the life of this process."""
-    place = kernels.folder()
+    place = native.folder()
     if place is None:
         place = Path(tempfile.mkdtemp(prefix="dptrain-"))
         atexit.register(shutil.rmtree, place, ignore_errors=True)
-    kind = hashlib.sha256(kernels.processor() + repr(pick_vec_isa()).encode()).hexdigest()[:32]
+    kind = hashlib.sha256(native.processor() + repr(pick_vec_isa()).encode()).hexdigest()[:32]
     return str(place / f"graphs-{kind}")
 
 

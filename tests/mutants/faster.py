@@ -44,6 +44,14 @@ FASTER = (
         "the second quarter of a turn is the first, turned", ROUNDED, "[quarter, 1j * quarter]", "[quarter, quarter]", T_PROOF,
     ),
     Mutant(
+        "a kernel that rounds otherwise is not used", ROUNDED, "0.95 and np.array_equal(", "0.95 or np.array_equal(",
+        T_NOISE + "test_a_kernel_that_rounds_otherwise_is_not_used",
+    ),
+    Mutant(
+        "what a kernel is not sure of is asked of the reference", ROUNDED, "self._places[:count]", "self._places[:0]",
+        T_CORNERS,
+    ),
+    Mutant(
         "noise of several draws is added up before it is rounded", LATTICE, "if draws == 1:", "if draws:",
         T_NOISE + "test_a_release_is_the_same_as_it_ever_was",
     ),

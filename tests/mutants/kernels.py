@@ -3,6 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 KERNELS = "dptrain/gradients/kernels.py"
+NATIVE = "dptrain/native.py"
 PRODUCTS = "dptrain/gradients/matmul.py"
 FORMS = "dptrain/gradients/forms.py"
 START = "dptrain/engine/start.py"
@@ -40,11 +41,11 @@ COMPUTED = (
     ),
     Mutant(
         "of a file that nobody else may write",
-        KERNELS, "found.st_uid == os.getuid() and not found.st_mode & 0o022\n        return",
+        NATIVE, "found.st_uid == os.getuid() and not found.st_mode & 0o022\n        return",
            "found.st_uid == os.getuid()\n        return", T_KEPT),
-    Mutant("and no link", KERNELS, "os.O_RDONLY | os.O_NOFOLLOW", "os.O_RDONLY", T_KEPT),
+    Mutant("and no link", NATIVE, "os.O_RDONLY | os.O_NOFOLLOW", "os.O_RDONLY", T_KEPT),
     Mutant(
-        "in a directory that nobody else may write", KERNELS, "not in (0, os.getuid()) or others:", "not in (0, os.getuid()):",
+        "in a directory that nobody else may write", NATIVE, "not in (0, os.getuid()) or others:", "not in (0, os.getuid()):",
         T_KERNELS + "test_a_directory_that_others_may_write_is_not_loaded_from",
     ),
     Mutant("products of probes are held to torch's", PRODUCTS, "TOLERANCE = 2.0**-17", "TOLERANCE = 2.0**17", T_PRODUCT),
@@ -73,7 +74,7 @@ COMPUTED = (
         T_SAYS,
     ),
     Mutant(
-        "graphs are kept for one kind of processor", GRAPHS, "kernels.processor() + repr(pick_vec_isa()).encode()", "b''",
+        "graphs are kept for one kind of processor", GRAPHS, "native.processor() + repr(pick_vec_isa()).encode()", "b''",
         "tests/routing/test_compiled.py::test_graphs_are_kept_for_one_kind_of_processor",
     ),
     Mutant(

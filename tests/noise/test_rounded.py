@@ -24,6 +24,30 @@ def reference(read, step: int, lane: int, offset: int, count: int, bits: int = B
     return BoxMuller().normals(read, step, lane, offset, count).numpy() * 2.0**bits
 
 
+@pytest.fixture(params=["kernel", "numpy", "torch"])
+def way(request, monkeypatch) -> str:
+    """The ways to a rounded normal: a kernel of C++, or numpy with logarithms of its own or of torch's."""
+    if request.param != "kernel":
+        monkeypatch.setattr(rounded, "_BY_NUMPY", request.param == "numpy")
+        monkeypatch.setattr(rounded, "library", lambda: None)
+    elif rounded.library() is None:
+        pytest.skip("no C++ compiler here, so numpy computes")
+    return request.param
+
+
+def cheap(words: np.ndarray, way: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what the cheap transform makes of words, in lattice steps and not rounded, and where it is not sure."""
+    made, turns = RoundedNormals(BITS), np.empty(len(words), np.complex128)
+    made._room(len(words))
+    if way != "kernel":
+        unsure = made._nearest(words, turns)
+        return (turns + made._products).view(np.float64).reshape(-1, 2), unsure  # the step, and what was left
+    unsure = made._nearest_of(rounded.library(), words, turns).copy()
+    made._scale *= 2.0**36  # steps of 2^-50 say what was rounded
+    made._nearest_of(rounded.library(), words, turns)
+    return turns.view(np.float64).reshape(-1, 2) * 2.0**-18, unsure
+
+
 class Written:
     """A stream with these words; what is read again in the tail is fixed too."""
 
@@ -46,10 +70,8 @@ def corners() -> np.ndarray:
     return np.array([(first, second) for first in ends for second in seconds], np.uint64)
 
 
-@pytest.mark.parametrize("by_numpy", [True, False])
-def test_every_bit_of_rounded_normals_is_that_of_the_reference(monkeypatch, by_numpy):
+def test_every_bit_of_rounded_normals_is_that_of_the_reference(way):
     """Some seven in ten million would round otherwise by the cheap transform alone."""
-    monkeypatch.setattr(rounded, "_BY_NUMPY", by_numpy)
     found, size = RoundedNormals(BITS), 1 << 16
     for place in range(1 << 5):
         steps = found.steps(stream(), 7, 3, place * size, size)
@@ -57,7 +79,7 @@ def test_every_bit_of_rounded_normals_is_that_of_the_reference(monkeypatch, by_n
 
 
 @pytest.mark.parametrize(("offset", "count"), [(0, 1), (0, 2), (2, 1), (4, 7), (1 << 20, 4097), (6, 70_001)])
-def test_any_part_of_a_tensor_has_the_bits_of_the_reference(offset, count):
+def test_any_part_of_a_tensor_has_the_bits_of_the_reference(offset, count, way):
     found = RoundedNormals(BITS)
     for step, lane in ((1, 0), ((1 << 32) - 1, (1 << 31) - 1)):
         steps = found.steps(stream(), step, lane, offset, count)
@@ -65,7 +87,7 @@ def test_any_part_of_a_tensor_has_the_bits_of_the_reference(offset, count):
 
 
 @pytest.mark.parametrize("bits", [1, 20, 32])
-def test_the_corners_of_the_words_have_the_bits_of_the_reference(bits):
+def test_the_corners_of_the_words_have_the_bits_of_the_reference(bits, way):
     words = corners()
     read, count = Written(words), 2 * len(words)
     assert np.array_equal(RoundedNormals(bits).steps(read, 1, 0, 0, count), np.rint(reference(read, 1, 0, 0, count, bits)))
@@ -74,34 +96,49 @@ def test_the_corners_of_the_words_have_the_bits_of_the_reference(bits):
         assert np.array_equal(steps, np.rint(reference(read, 1, 0, offset, 301, bits)))
 
 
-@pytest.mark.parametrize("by_numpy", [True, False])
-def test_the_cheap_transform_is_within_what_its_proof_says(monkeypatch, by_numpy):
-    monkeypatch.setattr(rounded, "_BY_NUMPY", by_numpy)
+def test_the_cheap_transform_is_within_what_its_proof_says(way):
     drawn = np.frombuffer(stream().read(1, 0, 0, 1 << 19), "<u8").reshape(-1, 2)
     for words in (drawn, corners()):
-        made, turns = RoundedNormals(BITS), np.empty(len(words), np.complex128)
-        made._room(len(words))
         tail = (words[:, 0] >> np.uint64(12)).astype(np.float64) * 2.0**-53 < 2.0**-10
-        unsure = made._nearest(words, turns)
-        cheap = (turns + made._products).view(np.float64).reshape(-1, 2)  # the step, and what was left
+        found, unsure = cheap(words, way)
         exact = reference(Written(words), 1, 0, 0, 2 * len(words)).reshape(-1, 2)
-        apart = np.abs(cheap - exact)[~tail]
+        apart = np.abs(found - exact)[~tail]
         assert apart.max() < SURE < UNSURE / 2
         assert set(np.flatnonzero(tail)) <= set(unsure), "the tail is the reference's"
         close = np.abs(np.abs(exact - np.floor(exact)) - 0.5).min(axis=1) < UNSURE - SURE
         assert set(np.flatnonzero(close & ~tail)) <= set(unsure), "and so is what lies near a middle"
 
 
-def test_few_pairs_are_left_to_the_reference():
+def test_few_pairs_are_left_to_the_reference(way):
     """One in 1024 in the tail of x on (0, 1/2], doubled, and two in 512 near a middle."""
     words = np.frombuffer(stream().read(1, 0, 0, 1 << 15), "<u8").reshape(-1, 2)
-    made = RoundedNormals(BITS)
-    made._room(len(words))
-    share = len(made._nearest(words, np.empty(len(words), np.complex128))) / len(words)
-    assert 0.004 < share < 0.008
+    assert 0.004 < len(cheap(words, way)[1]) / len(words) < 0.008
 
 
-def test_a_release_is_the_same_as_it_ever_was():
+class Spoiled:
+    """A kernel that is off by one step in one number, or sure of everything, or of nothing."""
+
+    def __init__(self, fault: str) -> None:
+        self._fault = fault
+
+    def dptrain_nearest(self, words, pairs, turns, scale, tail, sure, found, unsure):
+        count = rounded.library().dptrain_nearest(words, pairs, turns, scale, tail, sure, found, unsure)
+        if self._fault == "a step":
+            rounded.ctypes.c_double.from_address(found + 16 * (pairs - 5)).value += 1.0
+        places = np.ctypeslib.as_array((rounded.ctypes.c_int64 * pairs).from_address(unsure))
+        if self._fault == "of nothing":
+            places[:] = np.arange(pairs)
+        return {"a step": count, "of everything": 0, "of nothing": pairs}[self._fault]
+
+
+@pytest.mark.skipif(rounded.library() is None, reason="no C++ compiler here, so numpy computes")
+@pytest.mark.parametrize("fault", ["a step", "of everything", "of nothing"])
+def test_a_kernel_that_rounds_otherwise_is_not_used(fault):
+    assert rounded.works(rounded.library())
+    assert not rounded.works(Spoiled(fault))
+
+
+def test_a_release_is_the_same_as_it_ever_was(way):
     """The bytes of two releases, written down before normals were rounded by another way than the reference."""
     total = torch.arange((1 << 12) + 11, dtype=torch.float64) * 1e-3
     made = LatticeGaussian(KeyStream("noise", b"b", 0, b"k" * 32))

@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from dptrain import native  # noqa: E402
 from dptrain.gradients import kernels, matmul  # noqa: E402
 from dptrain.gradients.forms import Outer, norm_sq  # noqa: E402
 
@@ -127,7 +128,7 @@ def test_without_a_compiler_that_works_libraries_compute(
     compiler: str, unbuilt: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", compiler)
-    monkeypatch.setattr(kernels.shutil, "which", lambda name: None)
+    monkeypatch.setattr(native.shutil, "which", lambda name: None)
     assert kernels.library() is None
     a, b, true_NPD = factors((3, 40, 100, 70))
     torch.testing.assert_close(norm_sq([Outer(a, b)]), true_NPD.square().sum((1, 2)), rtol=1e-2, atol=0.0)
@@ -140,7 +141,7 @@ def test_what_is_built_is_kept_and_loaded_again(unbuilt: Path, monkeypatch: pyte
     (kept,) = (unbuilt / "dptrain").iterdir()
     assert kept.suffix == ".so" and not (unbuilt / "dptrain").stat().st_mode & 0o077
     kernels.library.cache_clear()
-    monkeypatch.setattr(kernels, "_built", lambda *_: pytest.fail("it was built once more"))
+    monkeypatch.setattr(native, "_built", lambda *_: pytest.fail("it was built once more"))
     assert kernels.library() is not None
 
 
@@ -159,8 +160,8 @@ def test_what_was_kept_and_is_not_what_was_built_is_built_anew(
         kept.chmod(0o666)
     else:
         kept.write_bytes(whole[: 4096 * (spoil == "cut")])
-    built, build = [], kernels._built
-    monkeypatch.setattr(kernels, "_built", lambda compiler: built.append(compiler) or build(compiler))
+    built, build = [], native._built
+    monkeypatch.setattr(native, "_built", lambda *given: built.append(given) or build(*given))
     kernels.library.cache_clear()
     assert kernels.library() is not None and built, "it was loaded"
 
@@ -171,7 +172,7 @@ def test_a_directory_that_others_may_write_is_not_loaded_from(unbuilt: Path) -> 
     folder.mkdir()
     for open_to_all in (folder, unbuilt):
         os.chmod(open_to_all, 0o777)
-        assert kernels.folder() is None and kernels.library() is not None
+        assert native.folder() is None and kernels.library() is not None
         assert list(folder.iterdir()) == [], "it was put where others could put another in its place"
         os.chmod(open_to_all, 0o700)
         kernels.library.cache_clear()
