@@ -25,6 +25,7 @@ def _forget() -> None:
     accountants.mixtures._mixture.cache_clear()
     accountants.pld._steps.cache_clear()
     accountants.pld.epsilon_at_deltas.cache_clear()
+    accountants.pld.epsilon_of_runs.cache_clear()
     opacus_prv._divergences.cache_clear()
     renyi._step_curve.cache_clear()
     renyi.log_moment.cache_clear()

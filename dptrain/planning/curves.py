@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from attest.schema.rounding import rounded_up
@@ -110,10 +110,9 @@ def curve(
             # That of the run to the last bit, as it is shown beside the curve.
             values[xs.index(delta)] = accountants.epsilon_of_phases(phases, delta, name, family=family, replace=replaced)
             add(name, replaced, values)
-    else:  # a point at a time: what one accountant composed, the others take from it
-        for run in (first_steps(phases, x) for x in xs):
-            for name, replaced in found:
-                add(name, replaced, [accountants.epsilon_of_phases(run, delta, name, family=family, replace=replaced)])
+    else:
+        for name, replaced in found:
+            add(name, replaced, accountants.epsilon_at_steps(phases, xs, delta, name, family=family, replace=replaced))
     return Curve(
         over,
         tuple(xs),
@@ -126,16 +125,6 @@ def curve(
 def values_of(names: Sequence[str]) -> int:
     """Returns about how many figures a curve is made of."""
     return 2 * POINTS * len(names)
-
-
-def first_steps(phases: Sequence[Phase], count: int) -> list[Phase]:
-    """Returns the phases up to a step."""
-    found, left = [], count
-    for phase in phases:
-        if left > 0:
-            found.append(replace(phase, steps=min(left, phase.steps)))
-            left -= phase.steps
-    return found
 
 
 def compared(phases: Sequence[Phase], delta: float, family: str) -> dict[str, dict[str, Any]]:

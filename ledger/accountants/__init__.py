@@ -15,6 +15,7 @@ from ledger.accountants.core import (
     check_recorder,
     epsilon,
     epsilon_at_deltas,
+    epsilon_at_steps,
     epsilon_occurrences,
     epsilon_of_phases,
     epsilon_of_phases_capped,
@@ -34,6 +35,7 @@ from ledger.accountants.phases import (
     Sampled,
     check_delta,
     check_epsilon,
+    first_steps,
     merged,
     released_once,
 )
@@ -59,9 +61,10 @@ from ledger.errors import AccountantError
 __all__ = [
     "ACCOUNTANTS", "MAX_MULTIPLIER", "MAX_STEPS", "MICRO", "MIN_DELTA", "TABLE", "Accountant", "AccountantError", "Cost",
     "Counted", "Participation", "Phase", "Recorder", "Sampled", "calibrate", "calibrate_phases", "caveat", "check_epsilon",
-    "check_recorder", "describe", "epsilon", "epsilon_at_deltas", "epsilon_group", "epsilon_occurrences", "epsilon_of_phases",
-    "epsilon_of_phases_capped", "epsilon_of_principal", "gaussian", "held_to", "largest_rate", "largest_steps", "leeway",
-    "likely_occurrences", "merged", "provided", "refusal", "refusal_of", "register_accountant", "register_cost", "register_prv",
+    "check_recorder", "describe", "epsilon", "epsilon_at_deltas", "epsilon_at_steps", "epsilon_group", "epsilon_occurrences",
+    "epsilon_of_phases", "epsilon_of_phases_capped", "epsilon_of_principal", "first_steps", "gaussian", "held_to",
+    "largest_rate", "largest_steps", "leeway", "likely_occurrences", "merged", "provided", "refusal", "refusal_of",
+    "register_accountant", "register_cost", "register_prv",
     "released_once", "to_micro_up", "turns_under",
 ]  # fmt: skip
 

@@ -79,6 +79,16 @@ def merged(phases: Iterable[Phase]) -> tuple[Phase, ...]:
     return tuple(Phase(z, q, steps[z, q]) for z, q in sorted(steps))
 
 
+def first_steps(phases: Iterable[Phase], count: int) -> list[Phase]:
+    """Returns the phases of a run up to a step, in their order."""
+    found, left = [], count
+    for phase in phases:
+        if left > 0:
+            found.append(replace(phase, steps=min(left, phase.steps)))
+            left -= phase.steps
+    return found
+
+
 def released_once(loss: float) -> tuple[Phase, ...]:
     """Returns public Gaussian occurrences, of whom ``loss`` is the sum of 1/z^2, as one release of the same mu, which is what
     they compose to; none for 0. A multiplier beyond the range counts as the largest in it, and that costs more."""

@@ -59,6 +59,13 @@ class Prv(Accountant):
     def sampled(self, phases: tuple[Phase, ...], delta: float, family: str, *, replace: bool = False) -> float:
         return epsilon(phases, delta, pld.epsilon_of_phases(phases, delta))
 
+    def sampled_over(
+        self, runs: tuple[tuple[Phase, ...], ...], delta: float, family: str, *, replace: bool = False
+    ) -> tuple[float, ...]:
+        """Shares what `pld` composes; what is plugged in has a grid of its own for every run."""
+        values = pld.epsilon_of_runs(runs, delta, False)
+        return tuple(epsilon(run, delta, value) for run, value in zip(runs, values, strict=True))
+
     def counted(self, participation: Counted, delta: float, family: str) -> float:
         return pld.epsilon_of_counted(participation, delta)
 

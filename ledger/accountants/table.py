@@ -100,6 +100,12 @@ class Accountant:
         """Returns epsilon as `sampled` at each of these deltas, composed once for all; None where `sampled` is as good."""
         return None
 
+    def sampled_over(
+        self, runs: tuple[tuple[Phase, ...], ...], delta: float, family: str, *, replace: bool = False
+    ) -> tuple[float, ...] | None:
+        """Returns epsilon as `sampled` of each of these runs, which share their steps; None where `sampled` is as good."""
+        return None
+
     def counted(self, participation: Counted, delta: float, family: str) -> float:
         """Returns epsilon of releases of which everybody knows that the contribution took part; an upper bound as `sampled`."""
         raise NotImplementedError
@@ -200,6 +206,15 @@ class Cost:
         if type(self).epsilon is not Cost.epsilon:
             return None
         return ACCOUNTANTS[accountant].sampled_at(participation.phases, deltas, self.law or self.name, replace=replace)
+
+    def epsilon_over(
+        self, runs: tuple[Sampled, ...], delta: float, accountant: str, *, replace: bool = False
+    ) -> tuple[float, ...] | None:
+        """Returns `epsilon` of each of these runs by `Accountant.sampled_over`; None where `epsilon` is as good."""
+        if type(self).epsilon is not Cost.epsilon:
+            return None
+        phases = tuple(run.phases for run in runs)
+        return ACCOUNTANTS[accountant].sampled_over(phases, delta, self.law or self.name, replace=replace)
 
     def replaces(self, accountant: str) -> bool:
         """Tells whether `epsilon` under this accountant knows content replacement."""

@@ -157,7 +157,7 @@ def test_the_bound_on_a_sum_s_masses_covers_the_worst_transform_of_its_model_and
         return exact + allowed / turned / (exact / np.abs(exact)) ** (n - 1)
 
     monkeypatch.setattr(np.fft, "rfft", worst)
-    sums, (most, norm) = tilted._convolved([masses], [n], size)
+    sums, (most, norm) = tilted._convolved([(tilted._transformed(masses, size), n)], size)
     monkeypatch.undo()
     exact, scale = cyclic_power(masses, n)
     errors = np.array([float(Fraction(float(s)) - Fraction(int(v), scale)) for s, v in zip(sums, exact, strict=True)])
@@ -184,7 +184,7 @@ def test_the_euclidean_bound_holds_if_both_transforms_err_the_same_way(monkeypat
 
     monkeypatch.setattr(np.fft, "rfft", forward)
     monkeypatch.setattr(np.fft, "irfft", inverse)
-    sums, (_, norm) = tilted._convolved([masses], [1], size)
+    sums, (_, norm) = tilted._convolved([(tilted._transformed(masses, size), 1)], size)
     assert np.linalg.norm(sums - masses) <= norm
 
 
@@ -199,7 +199,7 @@ def test_masses_that_are_too_small_by_their_slack_are_made_up_for(steps):
     low, high = (tilted.epsilon(parts, H, delta, MOST) for parts in (true, said))
     assert low - 1e-10 * max(1.0, low) <= high <= low + 1e-5
     assert low > bare + 1e-6, "and it shows"
-    tails = [tilted._beyond(parts, H, round(1.5 * bare / H), 5.0, 500.0, 0.0) for parts in (true, said)]
+    tails = [tilted._beyond(parts, H, round(1.5 * bare / H), 5.0, 500.0, tilted.Laws(), 0.0) for parts in (true, said)]
     assert tails[0] * (1.0 - 1e-9) <= tails[1] <= tails[0] * (1.0 + 1e-4)
     edges = []
     for parts in (true, said):
@@ -229,10 +229,10 @@ def test_what_lies_outside_the_window_is_counted(monkeypatch, after):
 
 def test_a_tail_s_bound_is_above_the_tail():
     part = losses.one_step(1.0, 0.3, 1e-2)[0]
-    sums, _ = tilted._convolved([part.probs], [30], 1 << 17)
+    sums, _ = tilted._convolved([(tilted._transformed(part.probs, 1 << 17), 30)], 1 << 17)
     for place in (500, 1000, 2000):
         exact = float(np.sum(sums[place - 30 * part.lower :]))
-        assert exact <= tilted._beyond([(part, 30)], 1e-2, place, 2.0, 300.0, 0.0)
+        assert exact <= tilted._beyond([(part, 30)], 1e-2, place, 2.0, 300.0, tilted.Laws(), 0.0)
 
 
 @pytest.mark.one_in(9)

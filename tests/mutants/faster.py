@@ -18,6 +18,7 @@ T_POWER = T_PRV + "test_a_power_has_every_bit_of_opacus_s_composition"
 TILTED = "ledger/accountants/pld/tilted.py"
 T_DELTAS = "tests/ledger/test_accountants_at_deltas.py::"
 T_ALONE = T_DELTAS + "test_every_delta_has_the_figure_that_it_has_alone"
+T_STEPS = "tests/ledger/test_accountants_at_steps.py::"
 
 FASTER = (
     Mutant(
@@ -30,6 +31,14 @@ FASTER = (
     Mutant(
         "sums of other steps are others", TILTED, "((id(part), steps) for", "((0, 0) for",
         T_DELTAS + "test_what_is_read_at_another_delta_is_not_below_the_exact_gaussian",
+    ),
+    Mutant(
+        "steps are transformed for few of the points", TILTED, "if near != tilt and max(", "if False and max(",
+        T_STEPS + "test_steps_are_transformed_for_few_of_the_points",
+    ),
+    Mutant(
+        "a transform belongs to its tilt", TILTED, "if held is None or held[:2] != (tilt, size):", "if held is None:",
+        T_STEPS + "test_every_number_of_steps_has_the_figure_that_it_has_alone",
     ),
     Mutant(
         "what is near a middle is asked of the reference", ROUNDED, "UNSURE: Final = 2.0**-10", "UNSURE: Final = 0.0", T_BITS,

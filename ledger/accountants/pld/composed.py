@@ -54,10 +54,11 @@ _COARSE_MU: Final = 10.0
 
 
 class _Once:
-    """Keeps what was composed for one run, to be read at other deltas too."""
+    """Keeps what was composed for one run, to be read at other deltas too; or the laws of its steps, to sum others of them."""
 
-    def __init__(self) -> None:
-        self.sums: tilted.Composed = {}
+    def __init__(self, laws: tilted.Laws | None = None) -> None:
+        self.laws = laws
+        self.sums: tilted.Composed | None = {} if laws is None else None
         self.steps = lru_cache(maxsize=None)(losses.one_step)
 
 
@@ -101,6 +102,17 @@ def epsilon_at_deltas(phases: tuple[Phase, ...], deltas: tuple[float, ...], repl
     return tuple(found[delta] for delta in deltas)
 
 
+@lru_cache(maxsize=32)
+def epsilon_of_runs(runs: tuple[tuple[Phase, ...], ...], delta: float, replace: bool) -> tuple[float, ...]:
+    """Returns epsilon of runs that have steps in common: a step is tilted and transformed once for several of them.
+
+    Guarantee: Every value is an upper bound as that of `epsilon_of_phases`; they differ by less than 4e-7, as
+    other tilts do, mostly by 1e-9.
+    """
+    once = _Once(tilted.Laws())
+    return tuple(epsilon_of_phases(run, delta, replace=replace, once=once) for run in reversed(runs))[::-1]
+
+
 def epsilon_of_counted(participation: Counted, delta: float) -> float:
     """Returns epsilon of releases that are all counted; exact for the composition.
 
@@ -130,6 +142,11 @@ class Pld(Accountant):
         self, phases: tuple[Phase, ...], deltas: tuple[float, ...], family: str, *, replace: bool = False
     ) -> tuple[float, ...]:
         return epsilon_at_deltas(phases, deltas, replace)
+
+    def sampled_over(
+        self, runs: tuple[tuple[Phase, ...], ...], delta: float, family: str, *, replace: bool = False
+    ) -> tuple[float, ...]:
+        return epsilon_of_runs(runs, delta, replace)
 
     def counted(self, participation: Counted, delta: float, family: str) -> float:
         return epsilon_of_counted(participation, delta)
@@ -171,7 +188,7 @@ def _composed(
         return bound
     for grid in (interval * factor for factor in COARSER):
         steps_of = _steps if longest <= KEPT_POINTS * grid else losses.one_step if once is None else once.steps
-        found = _on_grid(held, grid, delta, replace, steps_of, None if once is None else once.sums)
+        found = _on_grid(held, grid, delta, replace, steps_of, once)
         if found < math.inf:
             return min(found, bound)
     return bound
@@ -183,14 +200,15 @@ def _on_grid(
     delta: float,
     replace: bool,
     steps: Callable[[float, float, float, bool], tuple[losses.OneStep, ...]],
-    kept: tilted.Composed | None,
+    once: _Once | None,
 ) -> float:
     """Returns epsilon of (z, q, number of steps) on one grid, the larger of both directions; inf where it is too fine."""
     found = 0.0
+    kept, laws = (None, None) if once is None else (once.sums, once.laws)
     for parts in zip(*(steps(z, q, interval, replace) for z, q, _ in held), strict=True):
         composed = [(part, count) for part, (_, _, count) in zip(parts, held, strict=True)]
         if found == 0.0 or not (math.isinf(found) or tilted.covers(composed, interval, delta, found)):
-            found = max(found, tilted.epsilon(composed, interval, delta, MAX_POINTS, kept))
+            found = max(found, tilted.epsilon(composed, interval, delta, MAX_POINTS, kept, laws))
     return found
 
 

@@ -53,6 +53,7 @@ _APART: Final = 1 << 20
 _ENOUGH_SHARE: Final = 1e-3
 _CLOSE_SHARE: Final = 1e-9
 _TINY: Final = 1e-30
+_NEAR: Final = 1.6
 _ROUND: Final = 16
 
 
@@ -60,8 +61,52 @@ Composed = dict[tuple[Any, ...], tuple["_Sum", float, float]]
 """The last composition of every sum by its parts, with the last delta that it was read at, and epsilon there."""
 
 
+class Laws:
+    """Keeps tilted laws of single steps and the transforms of the newest, for sums of other numbers of these steps.
+
+    Any tilt gives a bound, so a sum may be composed by one that was chosen for a neighbour's; `epsilon` takes it only where
+    rounding takes a share of 1e-9 of delta.
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[int, OneStep] = {}  # kept alive, so that none of another step gets its id
+        self._masses: dict[int, tuple[float, tuple[Any, float, float]]] = {}
+        self._logs: dict[tuple[int, float], tuple[float, float]] = {}
+        self._transforms: dict[int, tuple[float, int, _Transform]] = {}
+        self.tilts: dict[tuple[int, ...], float] = {}
+
+    def tilted(self, part: OneStep, tilt: float, interval: float) -> tuple[Any, float, float]:
+        """Returns `_tilt` of a step."""
+        name = id(self._steps.setdefault(id(part), part))
+        held = self._masses.get(name)
+        if held is None or held[0] != tilt:
+            held = self._masses[name] = tilt, _tilt(part, tilt, interval)
+            self._logs[name, tilt] = held[1][1:]
+        return held[1]
+
+    def log(self, part: OneStep, tilt: float, interval: float) -> tuple[float, float]:
+        """Returns the log of the mass of `_tilt` of a step, and the bound on its error."""
+        name = id(self._steps.setdefault(id(part), part)), tilt
+        if name not in self._logs:
+            self._logs[name] = _tilt(part, tilt, interval)[1:]
+        return self._logs[name]
+
+    def transform(self, part: OneStep, tilt: float, interval: float, size: int) -> "_Transform":
+        """Returns `_transformed` of a tilted step."""
+        masses = self.tilted(part, tilt, interval)[0]
+        held = self._transforms.get(id(part))
+        if held is None or held[:2] != (tilt, size):
+            held = self._transforms[id(part)] = tilt, size, _transformed(masses, size)
+        return held[2]
+
+
 def epsilon(
-    parts: Sequence[tuple[OneStep, int]], interval: float, delta: float, most: int, kept: Composed | None = None
+    parts: Sequence[tuple[OneStep, int]],
+    interval: float,
+    delta: float,
+    most: int,
+    kept: Composed | None = None,
+    laws: Laws | None = None,
 ) -> float:
     """Returns epsilon at delta of a sum of losses: ``steps`` independent ones of every part.
 
@@ -75,6 +120,7 @@ def epsilon(
         most: longer transforms are not done.
         kept: compositions for other deltas, read here where what they lose to rounding is a share of 1e-9 of this one too.
             Their tilt is another one, which moves the figure by less than 4e-7, mostly by 1e-9. What is composed is kept there.
+        laws: tilted steps of other sums, with the tilt of these where it is as good in the same sense.
 
     Returns:
         At least 0; inf where no finite value was found, or the transform would be longer than ``most``.
@@ -93,13 +139,25 @@ def epsilon(
             kept[key] = held, delta - infinite, found
             return found + shift
     tilt, best = _tilt_for(parts, interval, delta), math.inf
+    if laws is not None:
+        of = tuple(id(part) for part, _ in parts)
+        near = laws.tilts.get(of, tilt)
+        if near != tilt and max(near / tilt, tilt / near) <= _NEAR:
+            composed = _tilted(parts, interval, delta - infinite, most, near, laws)
+            if composed is not None:
+                found, share = composed.solve(delta - infinite, composed.mean)
+                if share <= _CLOSE_SHARE and found < math.inf:
+                    return found + shift
+        laws.tilts.pop(of, None)
     for _ in range(3):
-        composed = _tilted(parts, interval, delta - infinite, most, tilt)
+        composed = _tilted(parts, interval, delta - infinite, most, tilt, laws)
         if composed is None:
             break
         found, share = composed.solve(delta - infinite, composed.mean)
         if kept is not None and found < math.inf:
             kept[key] = composed, delta - infinite, found
+        if laws is not None and share <= _CLOSE_SHARE:
+            laws.tilts[of] = tilt
         best = min(best, found)
         if share <= _ENOUGH_SHARE or not 0.0 < found < math.inf:
             break
@@ -237,17 +295,19 @@ class _Sum:
         return _solved(self.losses, self.scales, self.masses, self.lost, self.beyond, delta, guess, self.tilt)
 
 
-def _tilted(parts: Sequence[tuple[OneStep, int]], interval: float, delta: float, most: int, tilt: float) -> _Sum | None:
+def _tilted(
+    parts: Sequence[tuple[OneStep, int]], interval: float, delta: float, most: int, tilt: float, laws: Laws | None = None
+) -> _Sum | None:
     """Returns the sum by one tilt, with little above its window against delta; None where it is too long."""
     import numpy as np
 
-    scaled, logs = [], []
+    laws = laws or Laws()
+    logs = []
     mean = variance = relative = 0.0
     full = 1 + sum(steps * (len(part.probs) - 1) for part, steps in parts)
     for part, steps in parts:
         places = part.lower + _indices(part)
-        masses, log, error = _tilt(part, tilt, interval)
-        scaled.append(masses)
+        masses, log, error = laws.tilted(part, tilt, interval)
         logs.append((log, steps))
         centre = float(masses @ places)
         mean += steps * centre
@@ -260,12 +320,12 @@ def _tilted(parts: Sequence[tuple[OneStep, int]], interval: float, delta: float,
             return None
         whole = size >= full
         start = sum(s * p.lower for p, s in parts) if whole else round(mean - size * _BEFORE / (_BEFORE + _AFTER))
-        above = (parts, interval, start + size, tilt, deviation)
+        above = (parts, interval, start + size, tilt, deviation, laws)
         beyond = 0.0 if whole else _beyond(*above, _ENOUGH * delta)
         if beyond <= _ENOUGH * delta and (whole or size >= _APART or _wraps_little(*above)):
             break
         size *= 2
-    sums, lost = _convolved(scaled, [steps for _, steps in parts], size)
+    sums, lost = _convolved([(laws.transform(part, tilt, interval, size), steps) for part, steps in parts], size)
     offset = (start - sum(steps * part.lower for part, steps in parts)) % size
     losses = (start + np.arange(size)) * interval
     # What the exponents here and above were rounded by, and the last sums.
@@ -304,39 +364,70 @@ def _tilt(part: OneStep, tilt: float, interval: float) -> tuple[Any, float, floa
 
 
 def _beyond(
-    parts: Sequence[tuple[OneStep, int]], interval: float, place: int, tilt: float, deviation: float, enough: float
+    parts: Sequence[tuple[OneStep, int]],
+    interval: float,
+    place: int,
+    tilt: float,
+    deviation: float,
+    laws: Laws,
+    enough: float,
 ) -> float:
     """Returns a bound on the probability of a sum of ``place`` intervals or more: Chernoff's, by the first of a few tilts."""
     best = 1.0
     for extra in (_AFTER, 3.0, 1.0, 0.5, 0.25, 2.0 * _AFTER):
-        log = _log_moment(parts, interval, tilt + extra / (deviation * interval), place * interval)
+        log = _log_moment(parts, interval, tilt + extra / (deviation * interval), place * interval, laws)
         best = min(best, math.exp(min(0.0, log)) * (1.0 + 1e-6))
         if best <= enough:
             break
     return best
 
 
-def _wraps_little(parts: Sequence[tuple[OneStep, int]], interval: float, place: int, tilt: float, deviation: float) -> bool:
+def _wraps_little(
+    parts: Sequence[tuple[OneStep, int]], interval: float, place: int, tilt: float, deviation: float, laws: Laws
+) -> bool:
     """Tells whether the tilted sum has too little above the window to be seen where it wraps round to: it could only add.
 
     A sum of rarely sampled steps has two modes once it is tilted, and most of its tilted mass may lie far above epsilon.
     """
-    here = _log_moment(parts, interval, tilt, place * interval)
+    here = _log_moment(parts, interval, tilt, place * interval, laws)
     tilts = (tilt + extra / (deviation * interval) for extra in (_AFTER, 3.0, 1.0, 0.5, 0.25, 2.0 * _AFTER))
-    return any(_log_moment(parts, interval, steeper, place * interval) - here <= _LITTLE for steeper in tilts)
+    return any(_log_moment(parts, interval, steeper, place * interval, laws) - here <= _LITTLE for steeper in tilts)
 
 
-def _log_moment(parts: Sequence[tuple[OneStep, int]], interval: float, tilt: float, at: float) -> float:
+def _log_moment(
+    parts: Sequence[tuple[OneStep, int]], interval: float, tilt: float, at: float, laws: Laws | None = None
+) -> float:
     """Returns the log of E e^(tilt (sum - at)), or more."""
     log, size = -tilt * at, tilt * abs(at)
     for part, steps in parts:
-        _, mass, error = _tilt(part, tilt, interval)
+        mass, error = _tilt(part, tilt, interval)[1:] if laws is None else laws.log(part, tilt, interval)
         log += steps * (mass + error)
         size += steps * abs(mass)
     return log + (4.0 + 2.0 * len(parts)) * UNIT * size
 
 
-def _convolved(scaled: Sequence[Any], steps: Sequence[int], size: int) -> tuple[Any, tuple[float, float]]:
+@dataclass(frozen=True, slots=True)
+class _Transform:
+    """Holds the transform of masses, the log of the most that a coefficient is, and log1p of the share by which it is off."""
+
+    values: Any
+    upper: Any
+    change: Any
+
+
+def _transformed(masses: Any, size: int) -> _Transform:
+    """Returns the transform of masses, modulo ``size``."""
+    import numpy as np
+
+    padded = np.concatenate([masses, np.zeros(-len(masses) % size)])
+    values = np.fft.rfft(padded.reshape(-1, size).sum(axis=0))
+    bound = UNIT * (8.0 * math.log2(size) + 8.0 + len(padded) / size) + _TINY * len(masses)
+    length = np.abs(values)
+    with np.errstate(divide="ignore"):
+        return _Transform(values, np.log(length + bound), np.log1p(bound / length))
+
+
+def _convolved(scaled: Sequence[tuple[_Transform, int]], size: int) -> tuple[Any, tuple[float, float]]:
     """Returns the masses of the sum, modulo ``size``; and bounds on the largest error of a mass, and on their Euclidean norm.
 
     Every coefficient of a transform of masses that add up to 1 is off by at most 8 u log2(size) (Higham 2002, proof of Theorem
@@ -348,18 +439,12 @@ def _convolved(scaled: Sequence[Any], steps: Sequence[int], size: int) -> tuple[
     levels = math.log2(size)
     alive = np.arange(size // 2 + 1)
     upper, change, product = np.zeros(len(alive)), np.zeros(len(alive)), np.ones(len(alive), dtype=np.complex128)
-    for masses, n in zip(scaled, steps, strict=True):
-        padded = np.concatenate([masses, np.zeros(-len(masses) % size)])
-        folded = padded.reshape(-1, size).sum(axis=0)
-        transform = np.fft.rfft(folded)[alive]
-        bound = UNIT * (8.0 * levels + 8.0 + len(padded) / size) + _TINY * len(masses)
-        length = np.abs(transform)
-        upper += n * np.log(length + bound)
-        with np.errstate(divide="ignore"):
-            change += n * np.log1p(bound / length)
+    for step, n in scaled:
+        upper += n * step.upper[alive]
+        change += n * step.change[alive]
         held = upper > FLOOR  # no factor exceeds 1 by more than rounding, so what is below stays there
         alive, upper, change = alive[held], upper[held], change[held]
-        product = product[held] * power(transform[held], n)
+        product = product[held] * power(step.values[alive], n)
     largest = np.exp(np.minimum(upper, 1.0))
     off = np.full(size // 2 + 1, 2.0 * math.exp(FLOOR))
     off[alive] = largest * -np.expm1(-change)
