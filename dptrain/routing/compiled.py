@@ -9,6 +9,7 @@ graph runs in the hook form, with a notice that says why.
 """
 
 import dataclasses
+import itertools
 import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -48,6 +49,10 @@ class CompileNotice(UserWarning):
 
 EVERY = 256
 """Counts the runs of a graph of which one at least is compared with the hook form: less than 1 % of the time of a long run."""
+
+
+SHARES = 4
+"""Shares of a microbatch over which the hook form runs in a comparison, one after the other."""
 
 
 @dataclass
@@ -279,24 +284,49 @@ class CompiledLoss:
         """Compares with the hook form for this microbatch, whose pieces are forgotten.
 
         Each of the ``contributions`` that are not filling has one vote. A graph that is wrong is wrong for all of them, and
-        one contribution alone, built so that rounding decides about it, cannot stop a run.
+        one contribution alone, built so that rounding decides about it, cannot stop a run. The hook form runs over a few
+        contributions at a time, which is what memory allows beside the pieces of a graph. Where that finds no agreement, it
+        runs over all of them at once, and that decides.
 
         Returns:
             Whether more than half agree, and how many have other losses, on the scale of the median where theirs are smaller.
         """
+        few = _shares(rows.contributions)
+        try:
+            agrees, others = self._voted(model, rows, losses, pieces, contributions, few)
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception:
+            if len(few) == 1:
+                raise
+            agrees, others = False, 0
+        if (agrees and not others) or len(few) == 1:
+            return agrees, others
+        return self._voted(model, rows, losses, pieces, contributions, [slice(0, rows.contributions)])
+
+    def _voted(
+        self, model: nn.Module, rows: Microbatch, losses: torch.Tensor, pieces: Pieces, contributions: int, shares: list[slice]
+    ) -> tuple[bool, int]:
+        """Compares with the hook form over these shares of the contributions, one after the other."""
         router = self._router
-        with router.rearmed(rows, self._like()):
-            expected = self._function(model, rows)
-            router.require_losses(expected)
-            router.backward(expected, rows.weight)
-            truth = dict(router.pieces)
-            half = router.half or expected.dtype in HALF
+        expected, gaps, half = [], [], False
+        for share in shares:
+            own = some(rows, share)
+            with router.rearmed(own, self._like()):
+                found = self._function(model, own)
+                router.require_losses(found)
+                router.backward(found, own.weight)
+                half = half or router.half or found.dtype in HALF
+                gaps.append(_gaps(_cut(pieces, share), router.pieces))
+                expected.append(found.detach().view(own.contributions, -1))
+            del found
         tolerance = HALF_AGREEMENT if half else AGREEMENT[router.precision]
-        losses_NM, expected_NM = (value.detach().view(rows.contributions, -1) for value in (losses, expected))
-        agrees_N = _alike(losses_NM, expected_NM, torch.zeros(()), tolerance) & agreement(pieces, truth, tolerance)
+        losses_NM, expected_NM = losses.detach().view(rows.contributions, -1), torch.cat(expected)
+        of_pieces = [_agree(gap, tolerance).expand(s.stop - s.start) for gap, s in zip(gaps, shares, strict=True)]
+        agrees_N = _alike(_gap(losses_NM, expected_NM), torch.zeros(()), tolerance) & torch.cat(of_pieces)
         sizes_N = torch.linalg.vector_norm(expected_NM[:contributions].double(), dim=1).nan_to_num(0.0, 0.0, 0.0)
         typical_N = sizes_N.median().expand(contributions)
-        same_N = _alike(losses_NM[:contributions], expected_NM[:contributions], typical_N, tolerance)
+        same_N = _alike(_gap(losses_NM[:contributions], expected_NM[:contributions]), typical_N, tolerance)
         return 2 * int(agrees_N[:contributions].sum()) > contributions, 0 if half else int((~same_N).sum())
 
     def _like(self) -> Armed:
@@ -353,38 +383,88 @@ def fill(rows: Microbatch, contributions: int, examples: int) -> Microbatch:
     return Microbatch(inputs, contributions, examples, weight.flatten(), names, rows.length)
 
 
+def some(rows: Microbatch, share: slice) -> Microbatch:
+    """Cuts a microbatch down to some of its contributions."""
+    if share == slice(0, rows.contributions):
+        return rows
+    own = slice(share.start * rows.examples, share.stop * rows.examples)
+    inputs = {key: value[own] if isinstance(value, torch.Tensor) else value for key, value in rows.inputs.items()}
+    return Microbatch(inputs, share.stop - share.start, rows.examples, rows.weight[own], rows.names[own], rows.length)
+
+
+def _shares(contributions: int) -> list[slice]:
+    """Splits contributions in as many as :data:`SHARES` shares of two or more."""
+    count = max(1, min(SHARES, contributions // 2))
+    cuts = [k * contributions // count for k in range(count + 1)]
+    return [slice(a, b) for a, b in itertools.pairwise(cuts)]
+
+
+def _cut(pieces: Pieces, share: slice) -> Pieces:
+    return {
+        index: [
+            dataclasses.replace(piece, **{k: v[share] for k, v in vars(piece).items() if isinstance(v, torch.Tensor)})
+            for piece in found
+        ]
+        for index, found in pieces.items()
+    }
+
+
+_Gap = tuple[torch.Tensor, torch.Tensor]
+"""Of every row: its distance from the truth, and the size of that."""
+
+
 def agreement(found: Pieces, truth: Pieces, tolerance: float) -> torch.Tensor:
     """Compares the pieces of each contribution, bool (N,); what is not finite in ``truth`` is passed over.
 
     Pieces are compared one by one, as a graph keeps their order; small ones on the scale of the largest of their kind.
     """
-    pairs = []
+    return _agree(_gaps(found, truth), tolerance)
+
+
+def _gaps(found: Pieces, truth: Pieces) -> list[tuple[str, _Gap]] | None:
+    """Lists the distances between the tensors of pieces, by their names; None where the pieces are not of one kind."""
+    gaps = []
     for index in truth.keys() | found.keys():
         left, right = found.get(index, []), truth.get(index, [])
         if [type(piece) for piece in left] != [type(piece) for piece in right]:
-            return torch.zeros((), dtype=torch.bool)
+            return None
         for one, other in zip(left, right, strict=True):
             for item in dataclasses.fields(other):
                 a, b = getattr(one, item.name), getattr(other, item.name)
                 if not isinstance(b, torch.Tensor):
                     if a != b:
-                        return torch.zeros((), dtype=torch.bool)
+                        return None
                 elif a.shape != b.shape or a.dtype != b.dtype:
-                    return torch.zeros((), dtype=torch.bool)
+                    return None
                 else:
-                    pairs.append((item.name, a.flatten(1), b.flatten(1)))
+                    gaps.append((item.name, _gap(a.flatten(1), b.flatten(1))))
+    return gaps
+
+
+def _agree(gaps: list[tuple[str, _Gap]] | None, tolerance: float) -> torch.Tensor:
+    if gaps is None:
+        return torch.zeros((), dtype=torch.bool)
     scale: dict[str, torch.Tensor] = {}
-    for name, _, b in pairs:
-        size = torch.linalg.vector_norm(b.double(), dim=1).nan_to_num(0.0, 0.0, 0.0)
+    for name, (_, size) in gaps:
+        size = size.nan_to_num(0.0, 0.0, 0.0)
         scale[name] = torch.maximum(scale[name], size) if name in scale else size
     agrees = torch.ones((), dtype=torch.bool)
-    for name, a, b in pairs:
-        agrees = agrees & _alike(a, b, 1e-3 * scale[name], tolerance)
+    for name, gap in gaps:
+        agrees = agrees & _alike(gap, 1e-3 * scale[name], tolerance)
     return agrees
 
 
-def _alike(found_NK: torch.Tensor, truth_NK: torch.Tensor, floor_N: torch.Tensor, tolerance: float) -> torch.Tensor:
-    found, truth = found_NK.double(), truth_NK.double()
-    size = torch.linalg.vector_norm(truth, dim=1)
-    gap = torch.linalg.vector_norm(found - truth, dim=1)
+def _gap(found_NK: torch.Tensor, truth_NK: torch.Tensor) -> _Gap:
+    """Measures in float64, a row at a time: all rows at once would take more memory than a step."""
+    size = torch.zeros(len(truth_NK), dtype=torch.float64, device=truth_NK.device)
+    gap = torch.zeros_like(size)
+    for row, (found, truth) in enumerate(zip(found_NK, truth_NK, strict=True)):
+        exact = truth.double()
+        size[row] = torch.linalg.vector_norm(exact)
+        gap[row] = torch.linalg.vector_norm(exact.sub_(found) if exact is not truth else found.double() - truth)
+    return gap, size
+
+
+def _alike(measured: _Gap, floor_N: torch.Tensor, tolerance: float) -> torch.Tensor:
+    gap, size = measured
     return ((gap <= tolerance * torch.maximum(size, floor_N.to(size))) | ~torch.isfinite(size)).cpu()

@@ -195,7 +195,9 @@ def _own_folder() -> str:
     if place is None:
         place = Path(tempfile.mkdtemp(prefix="dptrain-"))
         atexit.register(shutil.rmtree, place, ignore_errors=True)
-    kind = hashlib.sha256(native.processor() + repr(pick_vec_isa()).encode()).hexdigest()[:32]
+    found = pick_vec_isa()
+    told = f"{type(found).__name__} {found} {found.build_arch_flags() if found else ''}"  # its repr may name places in memory
+    kind = hashlib.sha256(native.processor() + told.encode()).hexdigest()[:32]
     return str(place / f"graphs-{kind}")
 
 

@@ -74,7 +74,7 @@ COMPUTED = (
         T_SAYS,
     ),
     Mutant(
-        "graphs are kept for one kind of processor", GRAPHS, "native.processor() + repr(pick_vec_isa()).encode()", "b''",
+        "graphs are kept for one kind of processor", GRAPHS, "native.processor() + told.encode()", "b''",
         "tests/routing/test_compiled.py::test_graphs_are_kept_for_one_kind_of_processor",
     ),
     Mutant(
