@@ -1,9 +1,10 @@
-"""What routing, sandbox, ledger and noise cost by themselves: ``python -m benchmarks.overheads [--json]``.
+"""What router, routing, sandbox, ledger and noise cost by themselves: ``python -m benchmarks.overheads [--json]``.
 
-Routing: the same 64 contributions in one class, and in three classes of equal depth and bounds, taking turns. Sandbox: a step
-with dropout by address, and all else that is watched in a private microbatch, beside the same with torch's own dropout and
-nothing watched. Ledger: CPU time inside the calls that charge, settle and close, beside that of the steps they belong to; a run
-without a ledger does not exist.
+Router: masks of three classes, the dual clip and noise, beside the same engine that clips every contribution to one norm and
+adds up. Routing: the same 64 contributions in one class, and in three classes of equal depth and bounds, taking turns. Sandbox:
+a step with dropout by address, and all else that is watched in a private microbatch, beside the same with torch's own dropout
+and nothing watched. Ledger: CPU time inside the calls that charge, settle and close, beside that of the steps they belong to; a
+run without a ledger does not exist.
 Noise: nanoseconds per coordinate of a release, beside generators that promise less.
 """
 
@@ -23,11 +24,13 @@ from benchmarks import noise as generators
 from benchmarks.configs import CONFIGS, ROUTING, Config
 from benchmarks.step import take_turns
 from benchmarks.variants import ours, ours_fast
+from dptrain.clipping.fast import Bounds, FastSums
 from dptrain.engine import prepared as engine
+from dptrain.noise.lattice import OnHost
 from dptrain.sandbox import interception
 from ledger.leaves.weights import model_digest
 
-TARGETS = {"routing": 1.02, "sandbox": 1.03, "ledger": 1.01, "noise": 16.0}
+TARGETS = {"router": 1.05, "routing": 1.02, "sandbox": 1.03, "ledger": 1.01, "noise": 16.0}
 
 WINDOW, EPOCH = 16, 10_000
 """Steps per charge and per epoch over which the ledger's cost is spread: the defaults of a policy of 100 000 steps."""
@@ -35,34 +38,59 @@ WINDOW, EPOCH = 16, 10_000
 COORDINATES = 1 << 25
 
 
+def router(rounds: int, threads: int, config: Config = ROUTING["three classes"]) -> dict[str, Any]:
+    """The step of three classes over one without masks, dual clip and noise."""
+    return _over({"bare": partial(_bare, config), "routed": partial(ours_fast, config)}, rounds, threads)
+
+
 def routing(rounds: int, threads: int, configs: Mapping[str, Config] = ROUTING) -> dict[str, Any]:
-    """Three classes over one, both medians of CPU and of wall time."""
-    taken, failed = take_turns({name: partial(ours_fast, config) for name, config in configs.items()}, rounds, threads)
-    if failed:
-        raise RuntimeError(f"a run of the routing overhead failed: {failed}")
-    one, three = taken["one class"], taken["three classes"]
-    pairs = [b / a for a, b in zip(one["cpu"], three["cpu"], strict=True)]
-    return {
-        "cpu_ratio": statistics.median(three["cpu"]) / statistics.median(one["cpu"]),
-        "cpu_ratio_range": [min(pairs), max(pairs)],
-        "wall_ratio": statistics.median(three["wall"]) / statistics.median(one["wall"]),
-    }
+    """Three classes over one."""
+    return _over({name: partial(ours_fast, configs[name]) for name in ("one class", "three classes")}, rounds, threads)
 
 
 def sandbox(rounds: int, threads: int, config: Config = CONFIGS["bert_full"], dropout: float = 0.1) -> dict[str, Any]:
     """The step with addressed dropout in the sandbox over the same with torch's own dropout and no sandbox."""
     config = replace(config, dropout=dropout)
-    variants = {"torch": partial(_unwatched, config), "addressed": partial(ours_fast, config)}
+    return _over({"torch": partial(_unwatched, config), "addressed": partial(ours_fast, config)}, rounds, threads)
+
+
+def _over(variants: dict[str, Any], rounds: int, threads: int) -> dict[str, Any]:
+    """Times two steps that take turns: medians of CPU and of wall time of the second over those of the first."""
     taken, failed = take_turns(variants, rounds, threads)
     if failed:
-        raise RuntimeError(f"a run of the overhead of the sandbox failed: {failed}")
-    own, ours_ = taken["torch"], taken["addressed"]
-    pairs = [b / a for a, b in zip(own["cpu"], ours_["cpu"], strict=True)]
+        raise RuntimeError(f"a run failed: {failed}")
+    base, other = (taken[name] for name in variants)
+    pairs = [b / a for a, b in zip(base["cpu"], other["cpu"], strict=True)]
     return {
-        "cpu_ratio": statistics.median(ours_["cpu"]) / statistics.median(own["cpu"]),
+        "cpu_ratio": statistics.median(other["cpu"]) / statistics.median(base["cpu"]),
         "cpu_ratio_range": [min(pairs), max(pairs)],
-        "wall_ratio": statistics.median(ours_["wall"]) / statistics.median(own["wall"]),
+        "wall_ratio": statistics.median(other["wall"]) / statistics.median(base["wall"]),
     }
+
+
+@contextmanager
+def _bare(config: Config) -> Iterator[Any]:
+    """Our step that clips to one norm, adds up and divides. For this comparison alone; not private."""
+
+    def clipped(self: FastSums, norms_sq_NG: torch.Tensor, bounds: Bounds) -> torch.Tensor:
+        factor_N = (bounds.clip_N / norms_sq_NG.sum(1).sqrt().clamp_min(1e-12)).clamp_max(1.0)
+        return factor_N[:, None].expand_as(norms_sq_NG)
+
+    def divided(self: OnHost, clipped_sum: torch.Tensor, std: float, normalizer: float, **where: Any) -> torch.Tensor:
+        return clipped_sum.div_(normalizer)
+
+    with ours(config) as (_, step):
+        step()
+
+        def bare() -> None:
+            kept = FastSums.coefficients, OnHost.release_
+            FastSums.coefficients, OnHost.release_ = clipped, divided
+            try:
+                step()
+            finally:
+                FastSums.coefficients, OnHost.release_ = kept
+
+        yield bare
 
 
 @contextmanager
@@ -149,18 +177,21 @@ def run(rounds: int, threads: int) -> dict[str, Any]:
 
 
 MEASURES: dict[str, Callable[[int, int], dict[str, Any]]] = {
-    "routing": routing, "sandbox": sandbox, "ledger": ledger, "noise": noise,
+    "router": router, "routing": routing, "sandbox": sandbox, "ledger": ledger, "noise": noise,
 }  # fmt: skip
 
 
 def render(found: dict[str, Any]) -> str:
-    """Four rows, each beside its target."""
-    routed, watched, charged, drawn = (found[name] for name in MEASURES)
+    """Five rows, each beside its target."""
+    whole, routed, watched, charged, drawn = (found[name] for name in MEASURES)
+    fewest, highest = whole["cpu_ratio_range"]
     low, high = routed["cpu_ratio_range"]
     least, most = watched["cpu_ratio_range"]
     figures = ", ".join(f"{name.replace('_', ' ')} {row['cpu_ns']:.1f} ({row['wall_ns']:.1f})" for name, row in drawn.items())
     return "\n".join(
         (
+            f"router    CPU {whole['cpu_ratio']:.3f} ({fewest:.3f}..{highest:.3f}), wall {whole['wall_ratio']:.3f}: masks, "
+            f"dual clip and noise over bare clipping; target {TARGETS['router']}",
             f"routing   CPU {routed['cpu_ratio']:.3f} ({low:.3f}..{high:.3f}), wall {routed['wall_ratio']:.3f}: three classes "
             f"of full depth over one; target {TARGETS['routing']}",
             f"sandbox   CPU {watched['cpu_ratio']:.3f} ({least:.3f}..{most:.3f}), wall {watched['wall_ratio']:.3f}: dropout by "

@@ -393,6 +393,7 @@ def test_rows_of_routing_ledger_and_noise_are_measured_beside_their_targets(monk
     monkeypatch.setattr(overheads, "COORDINATES", 1 << 17)
     three = replace(TINY, tiers=(Tier("a", 2), Tier("b", 2), Tier("c", 2)))
     found = {
+        "router": overheads.router(1, 1, three),
         "routing": overheads.routing(1, 1, {"one class": TINY, "three classes": three}),
         "sandbox": overheads.sandbox(1, 1, TINY),
         "ledger": overheads.ledger(2, 1, TINY),

@@ -74,6 +74,19 @@ COMPUTED = (
         T_SAYS,
     ),
     Mutant(
+        "another process finds what was kept", GRAPHS, "{type(found).__name__} {found}", "{id(found)} {found!r}",
+        "tests/routing/test_compiled.py::test_another_process_finds_the_graphs_that_this_one_kept",
+    ),
+    Mutant(
+        "the whole decides what shares do not confirm", "dptrain/routing/compiled.py", "if (agrees and not others) or", "if True or",
+        "tests/routing/test_compiled.py::test_what_shares_of_a_microbatch_do_not_confirm_is_decided_by_the_whole",
+    ),
+    Mutant(
+        "every share has its votes", "dptrain/routing/compiled.py", "return 2 * int(agrees_N[:contributions].sum())",
+        "return 2 * int(agrees_N[:2].sum()) * 3",
+        "tests/routing/test_compiled.py::test_a_fault_in_any_share_is_seen",
+    ),
+    Mutant(
         "graphs are kept for one kind of processor", GRAPHS, "native.processor() + told.encode()", "b''",
         "tests/routing/test_compiled.py::test_graphs_are_kept_for_one_kind_of_processor",
     ),

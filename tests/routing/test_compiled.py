@@ -596,7 +596,66 @@ def test_graphs_are_kept_for_one_kind_of_processor(monkeypatch: pytest.MonkeyPat
     found = []
     for kind in (b"one", b"other", b"one"):
         graphs._own_folder.cache_clear()
-        monkeypatch.setattr(graphs.kernels, "processor", lambda kind=kind: kind)
+        monkeypatch.setattr(graphs.native, "processor", lambda kind=kind: kind)
         found.append(graphs._own_folder())
     graphs._own_folder.cache_clear()
     assert found[0] == found[2] != found[1]
+
+
+def test_another_process_finds_the_graphs_that_this_one_kept() -> None:
+    """What torch says of a processor may name a place in memory, which is another in every process."""
+    asked = [sys.executable, "-c", "from dptrain.routing import graphs; print(graphs._own_folder())"]
+    found = {subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip() for _ in range(2)}
+    assert found == {graphs._own_folder()}
+
+
+def shares_of(monkeypatch: pytest.MonkeyPatch, verdict) -> list[int]:
+    """Has comparisons over shares say something; returns a list of over how many shares each was."""
+    seen, right = [], form.CompiledLoss._voted
+
+    def voted(self, model, rows, losses, pieces, contributions, shares):
+        seen.append(len(shares))
+        found = right(self, model, rows, losses, pieces, contributions, shares)
+        return found if len(shares) == 1 else verdict(found)
+
+    monkeypatch.setattr(form.CompiledLoss, "_voted", voted)
+    return seen
+
+
+def failed(found: tuple[bool, int]) -> tuple[bool, int]:
+    raise ValueError("a share alone does not run")
+
+
+@pytest.mark.parametrize("verdict", [lambda found: (False, 0), lambda found: (True, 1), failed], ids=["no", "others", "raises"])
+def test_what_shares_of_a_microbatch_do_not_confirm_is_decided_by_the_whole(
+    verdict, traced: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = shares_of(monkeypatch, verdict)
+    scene = Scene(mlp(), n=6)
+    rows = scene.microbatch()
+    for _ in range(3):
+        scene.run(rows, compiled=True)
+    assert seen == [3, 1] * 2 and scene.compiled.graphs == 1
+
+
+def test_a_fault_in_any_share_is_seen(traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of four of six contributions are off, in whichever shares they lie; where all agree, the whole is not asked."""
+    for wrong in ([0, 1, 2, 3], [2, 3, 4, 5], [0, 1, 4, 5]):
+        seen = shares_of(monkeypatch, lambda found: found)
+        scene = Scene(mlp(), n=6)
+        rows = scene.microbatch()
+        scene.run(rows, compiled=True)
+        assert seen == [3]
+
+        def spoil(run, values, wrong=wrong):
+            found = run(values)
+            for value in found[1:]:
+                if value.is_floating_point():
+                    value[wrong] *= 1.5
+            return found
+
+        altered(scene, spoil)
+        with pytest.raises(CompileRefused, match="COMPILED_MISMATCH"):
+            scene.run(rows, compiled=True)
+        monkeypatch.undo()
+        monkeypatch.setattr(torch._inductor, "compile", lambda graph, values: graph)
