@@ -78,7 +78,8 @@ COMPUTED = (
         "tests/routing/test_compiled.py::test_another_process_finds_the_graphs_that_this_one_kept",
     ),
     Mutant(
-        "the whole decides what shares do not confirm", "dptrain/routing/compiled.py", "if (agrees and not others) or", "if True or",
+        "the whole decides what shares do not confirm", "dptrain/routing/compiled.py",
+        "if (agrees and not others) or", "if True or",
         "tests/routing/test_compiled.py::test_what_shares_of_a_microbatch_do_not_confirm_is_decided_by_the_whole",
     ),
     Mutant(
