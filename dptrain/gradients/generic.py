@@ -198,8 +198,8 @@ class GenericRule(Rule):
                 raise UnsupportedModule(
                     "STATE_IN_GENERIC_PATH",
                     f"{self.described} has no rule of its own and is called with a {type(value).__name__}, which may "
-                    "change from call to call (a key-value cache, a packed sequence): set use_cache=False, pass padded tensors, "
-                    "or freeze the tensors of the module",
+                    "change from call to call (a key-value cache, a packed sequence): set use_cache=False, pass padded "
+                    "tensors, or freeze the tensors of the module",
                 )
             dim = self.first if place == 0 else self.other
             if not isinstance(value, torch.Tensor) or call.rows == 1 or value.dim() <= dim:
