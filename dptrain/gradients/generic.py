@@ -121,7 +121,7 @@ class GenericRule(Rule):
 
     def __init__(self, name: str, module: nn.Module, *, whole: bool = False) -> None:
         super().__init__(name, module, whole=whole)
-        self._kind = f"module {name!r} ({type(module).__name__})"
+        self.described = f"module {name!r} ({type(module).__name__})"
         self._loop = isinstance(module, nn.RNNBase)
         self._batched: dict[str, bool] = {}
         self._quiet: set[bool] = set()
@@ -133,7 +133,7 @@ class GenericRule(Rule):
 
     def __call__(self, module: nn.Module, call: Call, grad: torch.Tensor) -> dict[str, Form]:
         leaves, spec = tree_flatten((call.inputs, call.kwargs))
-        dims = self._dimensions(call, leaves)
+        dims = self.dims_of(call, leaves)
         names = dict(self.module.named_parameters(recurse=self.whole, remove_duplicate=False))
         wanted = sorted(call.wanted)
         distinct = {id(names[key]): key for key in wanted}
@@ -156,7 +156,7 @@ class GenericRule(Rule):
             except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
                 raise UnsupportedModule(
                     "NO_RULE",
-                    f"{self._kind} holds trainable tensors {wanted} and cannot be run again for one contribution alone "
+                    f"{self.described} holds trainable tensors {wanted} and cannot be run again for one contribution alone "
                     f"({without_text(error)}); freeze these tensors or move them into a supported layer",
                 ) from None
         self._refuse_host_draws(hosts)
@@ -184,7 +184,7 @@ class GenericRule(Rule):
             return value.dim() == 3
         return output > 0 and hasattr(self.module, "relative_attention_bias")
 
-    def _dimensions(self, call: Call, leaves: list[Any]) -> list[int | None]:
+    def dims_of(self, call: Call, leaves: list[Any]) -> list[int | None]:
         """Dimension of the example in every leaf of the inputs; None where it is shared by the microbatch.
 
         Decided by :meth:`learn`, or else when the site first sees more than one row, and kept.
@@ -197,9 +197,9 @@ class GenericRule(Rule):
             if not isinstance(value, (torch.Tensor, *OPAQUE)):
                 raise UnsupportedModule(
                     "STATE_IN_GENERIC_PATH",
-                    f"{self._kind} has no rule of its own and is called with a {type(value).__name__}, which may change from "
-                    "call to call (a key-value cache, a packed sequence): set use_cache=False, pass padded tensors, or freeze "
-                    "the tensors of the module",
+                    f"{self.described} has no rule of its own and is called with a {type(value).__name__}, which may "
+                    "change from call to call (a key-value cache, a packed sequence): set use_cache=False, pass padded "
+                    "tensors, or freeze the tensors of the module",
                 )
             dim = self.first if place == 0 else self.other
             if not isinstance(value, torch.Tensor) or call.rows == 1 or value.dim() <= dim:
@@ -213,14 +213,14 @@ class GenericRule(Rule):
             if fits and key in self._one:
                 raise UnsupportedModule(
                     "BATCH_DIMENSION",
-                    f"input {place} of {self._kind} had one row for the whole microbatch and has one per example now, so that "
-                    "its shape follows content; give it the same number of rows in every call, or freeze the tensors of the "
-                    "module",
+                    f"input {place} of {self.described} had one row for the whole microbatch and has one per example now, "
+                    "so that its shape follows content; give it the same number of rows in every call, or freeze the "
+                    "tensors of the module",
                 )
             if batched and not fits:
                 raise UnsupportedModule(
                     "BATCH_DIMENSION",
-                    f"input {place} of {self._kind} has shape {tuple(value.shape)}, expected {call.rows} rows in dimension "
+                    f"input {place} of {self.described} has shape {tuple(value.shape)}, expected {call.rows} rows in dimension "
                     f"{dim} as before; pass one row per example. Freeze the tensors of the module otherwise",
                 )
             dims.append(dim if batched else None)
@@ -237,7 +237,7 @@ class GenericRule(Rule):
         def product(own: dict, inputs: tuple, grad_one: torch.Tensor) -> torch.Tensor:
             given = iter(v if d is None else v.unsqueeze(d) for v, d in zip(inputs, value_dims, strict=True))
             again = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-            out, grad_out = promote(self._run(call, own, alias, again, spec)), grad_one.unsqueeze(dim)
+            out, grad_out = promote(self.rerun(call, own, alias, again, spec)), grad_one.unsqueeze(dim)
             if out.shape != grad_out.shape:  # more than this example's rows; multiplied, they would spread over its gradient
                 raise ValueError(f"its output for one example has shape {tuple(out.shape)}, expected {tuple(grad_out.shape)}")
             return (out * grad_out).sum()
@@ -262,7 +262,7 @@ class GenericRule(Rule):
             own = {key: value.clone().requires_grad_(True) for key, value in tensors.items()}
             fit = rows_of(start, call.examples, call.rows)
             with torch.enable_grad(), Replay(call.draws, fit):
-                out = self._run(call, own, alias, again, spec)
+                out = self.rerun(call, own, alias, again, spec)
                 part = grad_output.narrow(dim, start, call.examples)
                 if out.shape != part.shape:  # an output without examples, which the router spread over them
                     part = part.sum(dim, keepdim=True)
@@ -274,7 +274,7 @@ class GenericRule(Rule):
                     found[key][i] = value
         return found
 
-    def _run(self, call: Call, own: dict, alias: dict, leaves: list, spec: Any) -> torch.Tensor:
+    def rerun(self, call: Call, own: dict, alias: dict, leaves: list, spec: Any) -> torch.Tensor:
         """The one output of another run that the gradient belongs to, with the tensors in ``own``."""
         args, kwargs = tree_unflatten(leaves, spec)
         device = next(iter(own.values())).device.type
@@ -298,7 +298,7 @@ class GenericRule(Rule):
     def _dropout(self, what: str) -> UnsupportedModule:
         return UnsupportedModule(
             "DROPOUT_IN_FALLBACK",
-            f"{self._kind} has no rule of its own and {what}: another run of it would give another gradient; set its "
+            f"{self.described} has no rule of its own and {what}: another run of it would give another gradient; set its "
             "dropout to 0, or freeze the tensors of the module",
         )
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import CheckpointFunction
 
 from dptrain.gradients.registry import Call
@@ -39,6 +39,8 @@ class Kept:
         draws: tuple[Entry, ...] = (),
     ) -> None:
         self._counts = contributions, examples
+        self.below = any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves((args, kwargs)))
+        """Tells whether something lies below that gradients of the inputs go to."""
         self._spec: TreeSpec | None = None
         values: list[torch.Tensor] = []
         if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):

@@ -23,8 +23,10 @@ from dptrain.clipping.resolver import Schedule
 from dptrain.data.microbatch import Microbatch
 from dptrain.errors import CoupledModel, LossShape, UnsupportedModule
 from dptrain.geometry.charts import charted
-from dptrain.gradients.forms import Piece, narrow
-from dptrain.gradients.registry import Rule, described, rule_of, settled
+from dptrain.gradients.forms import Dense, Piece, narrow
+from dptrain.gradients.generic import GenericRule
+from dptrain.gradients.poison import check_poisoned
+from dptrain.gradients.registry import Call, Rule, described, rule_of, settled
 from dptrain.gradients.whole_modules import SpreadPrompts, prompt_models
 from dptrain.routing.capture import Kept, Tap, in_reentrant_checkpoint
 from dptrain.sandbox import Entry, Given, Sandbox
@@ -427,12 +429,20 @@ class Router:
         call = kept.call(place, wanted, frozenset(key for key in wanted if site.tensors[key] in self._shared))
         with torch.no_grad(), self.paused(), full_precision(grad.device), self._aside(site):
             found = settled(site.rule, call, grad, site.shapes)
+            if armed.reach is not None and isinstance(site.rule, GenericRule):
+                check_poisoned(site.rule, call, grad, below=kept.below)
             for key, piece in found.items():
                 self._deliver(armed, site.tensors[key], piece)
             if armed.reach is not None:
-                reach = {site.tensors[key]: _reach(site.rule, key, call.inputs, grad) for key in found}
-                for index, size in reach.items():
+                again = self._again(site, call, grad)
+                for key, piece in found.items():
+                    index, size = site.tensors[key], _reach(site.rule, key, call.inputs, grad, piece, again.get(key))
                     armed.reach[index] = armed.reach.get(index, 0.0) + size
+
+    @staticmethod
+    def _again(site: Site, call: Call, grad: torch.Tensor) -> dict[str, Piece]:
+        """Splits the gradient of a module that runs again under another weight, so that it rounds otherwise; in the probes."""
+        return settled(site.rule, call, grad * ODD, site.shapes) if isinstance(site.rule, GenericRule) else {}
 
     def inside(self) -> AbstractContextManager[None]:
         """Enters the room of a backward pass: what it recomputes is the program of the pass, whoever asked for it."""
@@ -510,10 +520,14 @@ class Router:
         self.disarm()
 
 
-def _reach(rule: Rule, key: str, inputs: tuple, grad: torch.Tensor) -> float:
+def _reach(
+    rule: Rule, key: str, inputs: tuple, grad: torch.Tensor, piece: Piece, again: Piece | None = None
+) -> float:
     """At least the norm of the sum of |summands| of the gradient of one tensor.
 
-    Of a weight of a linear map, lengths of output gradients times lengths of their inputs; else, times the longest input.
+    Of a weight of a linear map, lengths of output gradients times lengths of their inputs; else, times the longest input. Of a
+    module that runs again, the gradients that contributions have, and what cancels in them as far as it shows under another
+    weight: an input may be large that never meets the tensor, and rounding measured by it would hide what others add.
     """
     lengths = _lengths(grad)
     if rule.product:
@@ -522,7 +536,19 @@ def _reach(rule: Rule, key: str, inputs: tuple, grad: torch.Tensor) -> float:
     for value in inputs:
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
             longest = max(longest, float(_lengths(value).max()))
-    return float(lengths.sum()) * longest
+    bound = float(lengths.sum()) * longest
+    if not (isinstance(piece, Dense) and isinstance(again, Dense)):
+        return bound
+    value = piece.g.double()
+    gap = float((again.g.double() / ODD - value).norm())
+    return min(bound, float(piece.norm_sq().double().sqrt().sum()) + CANCELLED * gap / torch.finfo(piece.g.dtype).eps)
+
+
+ODD = 0.7
+"""No power of two: a gradient times this rounds otherwise."""
+
+CANCELLED = 0.25
+"""Rounding that shows under one other weight, over the unit of the type, counts so many times as what cancels."""
 
 
 def _lengths(value: torch.Tensor) -> torch.Tensor:
