@@ -87,6 +87,16 @@ def progress_bar(
         yield progress
 
 
+def say(sentence: str, screen: Console | None = None, *, shown: bool = True) -> None:
+    """Says on standard error, in one line, what is going to take a while.
+
+    Args:
+        sentence: what is said. screen: where; default: standard error. shown: False to say nothing.
+    """
+    if shown:
+        (screen or Console(stderr=True)).print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+
 def _notebook() -> Any | None:
     """Returns the module of IPython that displays, where a notebook runs this; rich wants a package more for its own bar."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()

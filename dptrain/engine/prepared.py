@@ -45,7 +45,7 @@ from dptrain.gradients import matmul
 from dptrain.parallel.ranks import ALONE, Ranks
 from dptrain.parallel.together import Together
 from dptrain.parallel.wrapped import step_once, unwrapped
-from dptrain.progress import progress_bar
+from dptrain.progress import progress_bar, say
 from dptrain.record import checkpoints, weights
 from dptrain.record.metrics import Line, Metrics, MetricsLog
 from dptrain.record.noise_states import NoiseStates
@@ -606,6 +606,11 @@ class PreparedRun(Parts[Planned]):
             whole=self.policy.exactness == "certified", plain=self.folding.holds_public, probe=self.probe_rows,
         )  # fmt: skip
         self.folding.compiled.append(made)
+        # Here and once, whatever comes: when a kind of microbatch comes first follows from secret draws.
+        say(
+            "compiling: the first microbatch of each kind takes up to a minute, a few seconds where an earlier run compiled it",
+            shown=self.opened.progress,
+        )
         return made
 
     def numbers(self) -> Line:

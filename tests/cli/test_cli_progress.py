@@ -12,7 +12,7 @@ from attest.keys import save_private_key
 from dptrain import progress
 from dptrain.cli import output
 from dptrain.cli.output import counting
-from dptrain.progress import contributions_in, progress_bar
+from dptrain.progress import contributions_in, progress_bar, say
 from tests.cli.terminals import on_terminal
 from tests.worlds.ledgers import LOG_KEY, SIGNER
 from tests.worlds.retained_ledgers import grown
@@ -183,3 +183,10 @@ def test_a_sentence_is_broken_between_words_on_a_terminal_and_what_is_copied_is_
         assert lines[-1] == command and any(digest in line for line in lines)
         assert " ".join(lines[:-1]) == sentence and (len(lines) > 3) == terminal
         assert all(len(line) <= 40 for line in lines[:-1] if digest not in line) or not terminal
+
+
+def test_what_takes_a_while_is_said_in_one_line_wherever_it_goes_and_never_where_nobody_asked():
+    for screen in (Console(file=io.StringIO(), width=20), Console(file=io.StringIO(), width=20, force_terminal=True)):
+        say("compiling [bold] the step for microbatches", screen)
+        say("nothing", screen, shown=False)
+        assert screen.file.getvalue() == "compiling [bold] the step for microbatches\n"

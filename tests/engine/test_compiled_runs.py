@@ -93,6 +93,18 @@ def test_compile_comes_after_prepare_and_takes_its_losses_as_they_are(traced: No
     assert early.value.code == "COMPILE_EARLY"
 
 
+@pytest.mark.parametrize("progress", [True, False])
+def test_that_compiling_takes_a_while_is_said_at_once_and_says_nothing_of_what_is_drawn(
+    progress: bool, traced: None, tmp_path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trainer = Trainer(make_world(tmp_path, per_class=3, steps=2, rate="1"), progress=progress)
+    capfd.readouterr()
+    trainer.private.loss(trainer.family.losses, compiled=True)
+    said = capfd.readouterr()
+    trainer.close()
+    assert said.out == "" and ("compiling" in said.err and said.err.count("\n") == 1 if progress else said.err == "")
+
+
 def test_a_mismatch_ends_the_run_before_anything_is_released(traced: None, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(graph, values):
         return lambda given: [value * 1.5 if value.is_floating_point() else value for value in graph(given)]

@@ -11,9 +11,11 @@ RELEASE = "dptrain/engine/release.py"
 LATTICE = "dptrain/noise/lattice.py"
 REGISTRY = "dptrain/gradients/registry.py"
 MATMUL = "dptrain/gradients/matmul.py"
+ROUTER = "dptrain/routing/router.py"
 
 T_BOUND = "tests/guarantees/test_clip_bound.py::"
 T_EQUAL = T_BOUND + "test_equal_entries_of_a_wide_input_do_not_drift_below_the_norm"
+T_POISON = "tests/guarantees/test_poisoned_rows.py::"
 T_ROWS = T_BOUND + "test_equal_rows_do_not_drift_from_their_sum_by_a_quarter_of_the_margin"
 
 T_RULES = "tests/guarantees/test_gradient_rules.py::"
@@ -81,6 +83,19 @@ CLIPPED = (
     Mutant(
         "and for the double that is accounted", CERTIFIED, " * (1 + Fraction(1, 1 << 52))", "",
         T_LIMITS + "test_a_multiplier_that_is_accounted_a_little_above_the_exact_one_bounds_it",
+    ),
+    Mutant(
+        "rows of others are replaced where a module runs again", ROUTER,
+        "check_poisoned(site.rule, call, grad, below=kept.below)", "pass",
+        T_POISON + "test_what_rows_share_inside_a_module_that_runs_again_is_refused_however_small",
+    ),
+    Mutant(
+        "by numbers of both signs", "dptrain/gradients/poison.py", "poisoned(1.0), one.poisoned(-1.0)", "poisoned(-1.0),",
+        T_POISON + "test_what_rows_share_inside_a_module_that_runs_again_is_refused_however_small",
+    ),
+    Mutant(
+        "and rounding is measured by gradients", ROUTER, "return min(bound, float(piece", "return max(bound, float(piece",
+        T_POISON + "test_a_large_input_hides_no_gradient_that_follows_from_the_batch",
     ),
     Mutant(
         "who raises in one part counts as zero in all", FOLDING, "self._spread.spoil()", "pass",
