@@ -1,7 +1,8 @@
 """Builds kernels in C++ where a compiler is at hand, and keeps what was built for later processes.
 
 What is built is kept under the user's cache directory, by the digests of source, compiler and processor and of itself, if
-nobody else may write there. What is read from it is what is loaded.
+nobody else may write there. What is read from it is what is loaded. Building and loading happen only where nobody else may put
+a file in the place of another.
 """
 
 import ctypes
@@ -12,10 +13,13 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
 
 _FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 _SECONDS = 60.0
@@ -31,25 +35,29 @@ def built(source: Path, declared: Callable[[Any], None], works: Callable[[Any], 
     if os.name != "posix" or not compiler:
         return None
     try:
-        found = _kept(compiler, source, declared)
-        return found if works(found) else None
+        return _kept(compiler, source, declared, works)
     except (OSError, ValueError, subprocess.SubprocessError, AttributeError):
         return None  # whatever fails: the products of libraries are right, and slower
 
 
-def _kept(compiler: str, source: Path, declared: Callable[[Any], None]) -> Any:
-    """Loads what was built before, or builds it."""
+def _kept(compiler: str, source: Path, declared: Callable[[Any], None], works: Callable[[Any], bool]) -> Any:
+    """Loads what was built before, or builds it; what does not compute is not kept."""
+    program = Path(shutil.which(compiler) or compiler).resolve()
     told = subprocess.run([compiler, "--version"], capture_output=True, timeout=_SECONDS, check=True).stdout
-    name = f"{source.stem}-{_digest(source.read_bytes(), told, ' '.join(_FLAGS).encode(), processor())}"
-    place = folder()
+    which = _digest(source.read_bytes(), told, bytes(program), program.read_bytes(), " ".join(_FLAGS).encode(), processor())
+    name, place = f"{source.stem}-{which}", folder()
     for path in sorted(place.glob(f"{name}-*.so")) if place is not None else ():
         built = _read(path)
         if built is not None and path.name == f"{name}-{hashlib.sha256(built).hexdigest()}.so":
-            return _loaded(built, declared)
+            found = _loaded(built, declared)
+            return found if works(found) else None
     built = _built(compiler, source)
+    found = _loaded(built, declared)
+    if not works(found):
+        return None
     if place is not None:
         _keep(built, place / f"{name}-{hashlib.sha256(built).hexdigest()}.so")
-    return _loaded(built, declared)
+    return found
 
 
 def _digest(*parts: bytes) -> str:
@@ -63,15 +71,40 @@ def folder() -> Path | None:
         for one in (*reversed(place.parents), place):
             one.mkdir(exist_ok=True, mode=0o700)
         place = place.resolve()
-        found = [one.lstat() for one in (place, *place.parents)]
+        found = place.lstat()
     except (OSError, RuntimeError):
         return None
-    for each in found:
-        others = each.st_mode & 0o022 and not each.st_mode & stat.S_ISVTX
-        if not stat.S_ISDIR(each.st_mode) or each.st_uid not in (0, os.getuid()) or others:
-            return None
-    own = found[0].st_uid == os.getuid() and not found[0].st_mode & 0o022
-    return place if own and os.access(place, os.W_OK) else None
+    own = found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return place if own and _trusted(place) and os.access(place, os.W_OK) else None
+
+
+def _trusted(place: Path) -> bool:
+    """Tells whether nobody else may put another directory in the place of one that the user makes here, or of one above."""
+    try:
+        found = [one.lstat() for one in (place, *place.parents)]
+    except OSError:
+        return False
+    return all(
+        stat.S_ISDIR(each.st_mode)
+        and each.st_uid in (0, os.getuid())
+        and (not each.st_mode & 0o022 or each.st_mode & stat.S_ISVTX)
+        for each in found
+    )
+
+
+def temporary() -> Path:
+    """Returns the directory of temporary files. Raises ValueError: others may put files in the place of those in it."""
+    place = Path(tempfile.gettempdir()).resolve()
+    if not _trusted(place):
+        raise ValueError(f"others may put files in the place of those in {place}; set TMPDIR to a directory of your own")
+    return place
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """Makes a directory of this process alone, for the time of a block. Raises ValueError: there is no place for it."""
+    with tempfile.TemporaryDirectory(prefix="build-", dir=folder() or temporary()) as own:
+        yield Path(own)
 
 
 def _read(path: Path) -> bytes | None:
@@ -102,24 +135,37 @@ def _keep(built: bytes, path: Path) -> None:
 
 def _built(compiler: str, source: Path) -> bytes:
     """Builds the kernels for this processor, in a directory of its own."""
-    with tempfile.TemporaryDirectory(prefix="dptrain-") as own:
-        made = Path(own) / "kernels.so"
+    with _scratch() as own:
+        made, environment = own / "kernels.so", {**os.environ, "TMPDIR": str(own)}
         for target in ("-march=native", "-mcpu=native"):
             command = [compiler, *_FLAGS, target, str(source), "-o", str(made)]
-            done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
+            done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False, env=environment)
             if done.returncode == 0:
                 return made.read_bytes()
     raise ValueError(done.stderr.decode(errors="replace"))
 
 
 def _loaded(built: bytes, declared: Callable[[Any], None]) -> Any:
-    """Loads the very bytes that were read or built, from a directory of this process alone."""
-    with tempfile.TemporaryDirectory(prefix="dptrain-") as own:
-        path = Path(own) / "kernels.so"
+    """Loads the very bytes that were read or built, from a directory of this process alone.
+
+    Raises:
+        ValueError: a compiler's options (``-ffast-math`` in a wrapper) had it change how this process computes.
+    """
+    flushed = _flushes()
+    with _scratch() as own:
+        path = own / "kernels.so"
         path.write_bytes(built)
         found = ctypes.CDLL(str(path))  # once loaded, no file is needed
+    if _flushes() and not flushed:
+        torch.set_flush_denormal(False)
+        raise ValueError("what was built has subnormal numbers of this process count as zero")
     declared(found)
     return found
+
+
+def _flushes() -> bool:
+    """Tells whether subnormal numbers count as zero here."""
+    return bool(np.multiply(np.float32(1e-40), np.float32(0.5)) == 0.0)
 
 
 def processor() -> bytes:

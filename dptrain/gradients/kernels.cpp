@@ -55,6 +55,15 @@ inline void transpose(const float* const* from, long k, float* to) {
     for (int r = 0; r < LANES; ++r) *(Lane*)(to + r * WIDE) = rows[r];
 }
 
+// Writes what LANES rows of x have in LANES columns, each row times its weight, as LANES rows of `out`.
+inline void turn_weighted(const float* x, long row, const float* weights, float* out, long rows) {
+    Lane block[LANES];
+    for (int r = 0; r < LANES; ++r) block[r] = (Lane)*(const Loose*)(x + r * row) * weights[r];
+    turn<1>(block), turn<2>(block), turn<4>(block);
+    if (LANES > 8) turn<LANES / 2>(block);
+    for (int r = 0; r < LANES; ++r) *(Loose*)(out + r * rows) = (Loose)block[r];
+}
+
 // Lays rows of x out in panels of WIDE rows, term by term; rows that are missing are zeros.
 void lay_out(const float* x, long stride, long rows, long terms, Room& room) {
     for (long j = 0; j < (rows + WIDE - 1) / WIDE * WIDE; j += LANES) {
@@ -195,6 +204,20 @@ extern "C" void dptrain_gram(const float* a, long a_each, long a_row, long d, co
         in_a[each] = sum_a;
         in_b[each] = sum_b;
     }
+}
+
+// out = (diag(weights) x)^T for `width` columns of x: out has a row of `rows` numbers for each.
+extern "C" void dptrain_turn(const float* x, long row, long rows, long width, const float* weights, float* out) {
+    long whole = rows / LANES * LANES, c = 0;
+    for (; c + LANES <= width; c += LANES)
+        for (long k = 0; k < whole; k += LANES) {
+            for (int r = 0; r < LANES; ++r) __builtin_prefetch(x + (k + 2 * LANES + r) * row + c);
+            turn_weighted(x + k * row + c, row, weights + k, out + c * rows + k, rows);
+        }
+    for (; c < width; ++c)
+        for (long k = 0; k < whole; ++k) out[c * rows + k] = x[k * row + c] * weights[k];
+    for (long k = whole; k < rows; ++k)
+        for (c = 0; c < width; ++c) out[c * rows + k] = x[k * row + c] * weights[k];
 }
 
 // The sum of the squares of the integers that n coordinates become, as float64 adds it up in some order.

@@ -4,6 +4,7 @@
   the product alone. A library forms both matrices whole and writes them; the kernel takes half of the time of oneDNN.
 * :func:`outer`: gradients of narrow tensors (LoRA), contribution by contribution, at two to three times the speed of a batched
   product.
+* :func:`turned`: a factor of a weighted sum, scaled and transposed at once, as the products of libraries want it.
 * :func:`squares` and :func:`add_truncated`: the integers of certified sums, of which none is ever written.
 
 Without a compiler (:mod:`dptrain.native`), or where :data:`ENABLED` is false, products of libraries stand for them
@@ -130,6 +131,24 @@ def outer_shape(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:
     return a_NTD.new_empty(a_NTD.shape[0], b_NTP.shape[2], a_NTD.shape[2])
 
 
+def turned(x_KW: torch.Tensor, weight_K: torch.Tensor) -> torch.Tensor | None:
+    """Returns ``(x * weight[:, None]).t()``, contiguous, to the bit; None as :func:`grams`."""
+    if not _serve(x_KW, weight_K) or not weight_K.is_contiguous():
+        return None
+    x = x_KW if x_KW.stride(1) == 1 else x_KW.contiguous()
+    rows, width = x.shape
+    out = x.new_empty(width, rows)
+    run, blocks = library().dptrain_turn, -(-width // _LANES)
+
+    def some(first: int, many: int) -> None:
+        start, end = first * _LANES, min((first + many) * _LANES, width)
+        places = x.data_ptr() + 4 * start, weight_K.data_ptr(), out.data_ptr() + 4 * start * rows
+        run(places[0], x.stride(0), rows, end - start, places[1], places[2])
+
+    _each(blocks, x.numel(), some)
+    return out
+
+
 def squares(values: torch.Tensor, step: float) -> float | None:
     """Returns the sum of the squares of ``trunc(values * step)``; None as :func:`grams`.
 
@@ -156,7 +175,7 @@ def add_truncated(total: torch.Tensor, parts: Sequence[tuple[torch.Tensor, float
 def _serve(*values: torch.Tensor, traced: bool = False) -> bool:
     """Tells whether a kernel serves these factors; ``traced``: also those without values, of which a graph is made."""
     kinds = (torch.Tensor, FakeTensor) if traced else (torch.Tensor,)
-    plain = all(type(x) in kinds and x.dtype == torch.float32 and x.device.type == "cpu" for x in values)
+    plain = all(type(x) in kinds and x.dtype == torch.float32 and x.device.type == "cpu" and not x.is_neg() for x in values)
     held = plain and all(type(x) is FakeTensor or x.data_ptr() or not x.numel() for x in values)  # not zeros without memory
     return held and ENABLED and not way.torch_alone and library() is not None
 
@@ -201,6 +220,7 @@ def _declared(found: Any) -> None:
     factors = [pointer, number, number, number, pointer, number, number, number, number, number]
     for run, written in ((found.dptrain_gram, 4), (found.dptrain_outer, 2)):
         run.argtypes, run.restype = [*factors, *[pointer] * written], None
+    found.dptrain_turn.argtypes, found.dptrain_turn.restype = [pointer, number, number, number, pointer, pointer], None
     found.dptrain_squares.argtypes, found.dptrain_squares.restype = [pointer, number, ctypes.c_float], ctypes.c_double
     found.dptrain_add.argtypes, found.dptrain_add.restype = [pointer, number, pointer, pointer, number], None
 
@@ -226,21 +246,39 @@ def works(found: Any) -> bool:
         for gap in gaps:
             if not bool((gap[:-1].abs() <= 1e-5).all()) or bool(gap[-1].isfinite()):
                 return False
-    return all(_truncates(found, count) for count in (1, 7, 16, 1023, 1024, 2087))
+    return all(_truncates(found, count) and _turns(found, count) for count in (1, 7, 16, 1023, 1024, 2087))
+
+
+def _turns(found: Any, rows: int) -> bool:
+    """Tells whether a kernel scales and transposes, to the bit."""
+    for width in (1, 16, 37):
+        x = torch.arange(rows * width, dtype=torch.float32).remainder_(61.0).sub_(30.5).div_(7.0).view(rows, width)
+        weights, out = torch.arange(rows, dtype=torch.float32).div_(rows), torch.zeros(width, rows)
+        found.dptrain_turn(x.data_ptr(), width, rows, width, weights.data_ptr(), out.data_ptr())
+        if not torch.equal(out, (x * weights[:, None]).t()):
+            return False
+    return True
 
 
 def _truncates(found: Any, count: int) -> bool:
-    """Tells whether kernels form the integers that torch forms, to the bit, and keep what is not finite."""
+    """Tells whether kernels form the integers that torch forms, to the bit, as large as they may be, and keep what is not
+    finite."""
     x = torch.arange(count, dtype=torch.float32).remainder_(257.0).sub_(128.5).div_(3.0)
     x[:: max(2, count // 5)] = 1e-42
     y = x.flip(0) * 5e4
-    parts, steps = (ctypes.c_void_p * 2)(x.data_ptr(), y.data_ptr()), (ctypes.c_float * 2)(1.3, 0.1)
-    total = torch.arange(count, dtype=torch.float64)
-    of_x, of_y = (x * 1.3).trunc_().double(), (y * 0.1).trunc_().double()
-    found.dptrain_add(total.data_ptr(), count, parts, steps, 2)
-    own = [found.dptrain_squares(value.data_ptr(), count, step) for value, step in ((x, 1.3), (y, 0.1))]
-    right = own == [float(of.square().sum()) for of in (of_x, of_y)]
+    for steps in ((1.3, 0.1), (2.0**19, 2.0**-20), (1e5, 12.0)):
+        parts = (ctypes.c_void_p * 2)(x.data_ptr(), y.data_ptr())
+        total = torch.arange(count, dtype=torch.float64) + (2.0**52 - count)
+        of_x, of_y = ((value * step).trunc_().double() for value, step in zip((x, y), steps, strict=True))
+        true = total + of_x + of_y
+        found.dptrain_add(total.data_ptr(), count, parts, (ctypes.c_float * 2)(*steps), 2)
+        own = [found.dptrain_squares(value.data_ptr(), count, step) for value, step in zip((x, y), steps, strict=True)]
+        right = [float(of.square().sum()) for of in (of_x, of_y)]
+        exact = all(a == b if b < 2.0**53 else a >= 2.0**53 for a, b in zip(own, right, strict=True))
+        if not (exact and torch.equal(total, true)):
+            return False
     for bad in (torch.inf, -torch.inf, torch.nan):
         x[count - 1] = bad
-        right = right and not found.dptrain_squares(x.data_ptr(), count, 1.3) < torch.inf
-    return right and torch.equal(total, torch.arange(count, dtype=torch.float64) + of_x + of_y)
+        if found.dptrain_squares(x.data_ptr(), count, 1.3) < torch.inf:
+            return False
+    return True

@@ -213,7 +213,7 @@ class Holding:
             before, way.holding = way.holding, self
             try:
                 if sums:
-                    _weighted(y, x.t())
+                    _weighted(y, x.t(), torch.rand(k, generator=chance))
                 elif bias:
                     _addmm(torch.randn(n, generator=chance), x, y)
                 else:
@@ -283,27 +283,34 @@ ROWS = 4096
 def weighted_outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor, weight_N: torch.Tensor) -> torch.Tensor:
     """Returns sum_i weight_i sum_t b_it a_it^T, (P, D); the narrower factor carries the weights, which are at most one."""
     n, t, d = a_NTD.shape
-    p = b_NTP.shape[2]
-    scale = weight_N.to(a_NTD.dtype)[:, None, None]
-    if d < p:
-        a, b = (a_NTD * scale).reshape(n * t, d), b_NTP.reshape(n * t, p)
-    else:
-        a, b = a_NTD.reshape(n * t, d), (b_NTP * scale).reshape(n * t, p)
+    weight_K = weight_N.to(a_NTD.dtype).repeat_interleave(t)
+    factors = a_NTD.reshape(n * t, d), b_NTP.reshape(n * t, b_NTP.shape[2]), weight_K
     total: torch.Tensor | None = None
-    for x, y in zip(a.split(ROWS), b.split(ROWS), strict=True):
-        part = _weighted(x, y)
+    for a, b, weight in zip(*(x.split(ROWS) for x in factors), strict=True):
+        part = _weighted(a, b, weight)
         total = part if total is None else total.double().add_(part)
     assert total is not None
     return total
 
 
-def _weighted(a_KD: torch.Tensor, b_KP: torch.Tensor) -> torch.Tensor:
-    """Returns b^T a in one product."""
+def _weighted(a_KD: torch.Tensor, b_KP: torch.Tensor, weight_K: torch.Tensor) -> torch.Tensor:
+    """Returns b^T diag(weight) a in one product."""
+    narrow, wide = (a_KD, b_KP) if a_KD.shape[1] < b_KP.shape[1] else (b_KP, a_KD)
     if not _fits(a_KD, b_KP, a_KD.numel() * b_KP.shape[1]):
-        return b_KP.t() @ a_KD
-    a, b = a_KD.contiguous(), b_KP.contiguous()
-    found = _rows(a.t(), b.t()).t() if a.shape[1] < b.shape[1] else _rows(b.t(), a.t())
-    return _held(found, b.t(), a, sums=True)
+        scaled = narrow * weight_K[:, None]
+        return b_KP.t() @ scaled if narrow is a_KD else scaled.t() @ a_KD
+    turned = kernels.turned(narrow, weight_K)
+    if turned is None:
+        turned = (narrow * weight_K[:, None]).contiguous().t()
+    found = _rows(turned, wide.contiguous().t())
+    if way.holding is None:
+        return found.t() if narrow is a_KD else found
+    scaled = (narrow * weight_K[:, None]).contiguous()
+    if not torch.equal(turned, scaled.t()):
+        raise _wrong(f"a factor of shape {tuple(narrow.shape)} times its weights", float(turned.sum()), float(scaled.sum()))
+    if narrow is a_KD:
+        return _held(found.t(), b_KP.contiguous().t(), scaled, sums=True)
+    return _held(found, scaled.t(), a_KD.contiguous(), sums=True)
 
 
 def per_contribution(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:

@@ -200,7 +200,10 @@ def works(kernels: Any) -> bool:
     nearly all."""
     ends = np.array([0, 1, 1 << 11, 1 << 52, (1 << 52) - 1, 1 << 63, (1 << 64) - 1], np.uint64)
     extreme = np.stack(np.meshgrid(ends, ends), -1).reshape(-1, 2)
-    others = np.frombuffer(hashlib.shake_256(b"words").digest(16 * 5000), "<u8").reshape(-1, 2)
+    others = np.frombuffer(hashlib.shake_256(b"words").digest(16 * 10_000), "<u8").reshape(-1, 2).copy()
+    # The first half has the longest radii and the logarithms farthest from zero: x from 2^-10 to 2^-8, and u = x.
+    others[:5000, 0] = (1 << 55) + others[:5000, 0] % np.uint64(3 << 55)
+    others[:5000, 1] &= ~_ONE
     words = np.concatenate([extreme, others])
     own, turns = RoundedNormals(32), np.empty(len(words), np.complex128)
     own._room(len(words))

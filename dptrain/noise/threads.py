@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Barrier
+from threading import Barrier, Lock
 
 import torch
 
@@ -34,7 +34,7 @@ class Threads:
             with _one_each():
                 _drain(work, pieces)
             return
-        todo = iter(pieces)  # handing out the next number is one operation of the interpreter, so no two threads share a piece
+        todo = _Shared(pieces)
         with _one_each():
             futures = [self._executor(helpers).submit(_drain, work, todo) for _ in range(helpers)]
             try:
@@ -82,6 +82,20 @@ def _one_each() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+class _Shared:
+    """Hands numbers out, each to one thread alone."""
+
+    def __init__(self, pieces: range) -> None:
+        self._pieces, self._lock = iter(pieces), Lock()
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        with self._lock:  # not every interpreter does this in one operation
+            return next(self._pieces)
 
 
 def _drain(work: Callable[[int], None], todo: Iterable[int]) -> None:

@@ -193,7 +193,7 @@ def _own_folder() -> str:
     """Returns a directory for graphs of this processor that is the user's alone, or one for the life of this process."""
     place = native.folder()
     if place is None:
-        place = Path(tempfile.mkdtemp(prefix="dptrain-"))
+        place = Path(tempfile.mkdtemp(prefix="dptrain-", dir=native.temporary()))
         atexit.register(shutil.rmtree, place, ignore_errors=True)
     found = pick_vec_isa()
     told = f"{type(found).__name__} {found} {found.build_arch_flags() if found else ''}"  # its repr may name places in memory

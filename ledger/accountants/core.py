@@ -133,9 +133,9 @@ def epsilon_at_steps(
 ) -> tuple[float, ...]:
     """Returns epsilon of a run after so many of its steps, for a curve: `pld` shares what it composes between the points.
 
-    Guarantee: Every value is an upper bound, as that of `epsilon_of_phases` for these first steps, and within 4e-7 of it,
-    mostly within 1e-9; that of the largest count has the same bits. Values of `pld` never fall with the number of steps: a
-    bound for more steps is one for fewer. What is recorded is that of `epsilon_of_phases`.
+    Guarantee: Every value is an upper bound, as that of `epsilon_of_phases` for these first steps, and within 4e-7 of it at
+    deltas of policies, mostly within 1e-9; that of the largest count has the same bits. Values of `pld` never fall with the
+    number of steps: a bound for more steps is one for fewer. What is recorded is that of `epsilon_of_phases`.
 
     Args:
         phases, delta, accountant, family, replace: as in `epsilon_of_phases`; the order of the phases counts here.

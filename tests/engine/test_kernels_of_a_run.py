@@ -151,7 +151,7 @@ def test_a_product_that_is_wrong_at_full_size_alone_is_found(sums: bool, tmp_pat
     def larger(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         found = rows(x, y, bias)
         many = x.shape[1] > 100 if sums else x.shape[0] > 100
-        return found * 3.0 if many and x.is_contiguous() != sums else found
+        return found * 3.0 if many else found
 
     monkeypatch.setattr(matmul, "_rows", larger)
     world = make_world(tmp_path, steps=2)

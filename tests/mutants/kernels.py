@@ -55,7 +55,26 @@ COMPUTED = (
         T_RUN + "test_a_column_of_small_numbers_that_is_missing_is_found",
     ),
     Mutant("and those of a full microbatch", START, "self._holding.rehearse(full)", "pass", T_FULL),
-    Mutant("sums among them", PRODUCTS, "return _held(found, b.t(), a, sums=True)", "return found", T_FULL),
+    Mutant(
+        "sums among them", PRODUCTS, "return _held(found, scaled.t(), a_KD.contiguous(), sums=True)", "return found", T_FULL,
+    ),
+    Mutant(
+        "machine code is built and loaded where nobody else may put other in its place", NATIVE, "if not _trusted(place):\n        raise",
+        "if False:\n        raise", T_KERNELS + "test_nothing_is_built_or_loaded_where_others_may_put_a_file_in_the_place_of_another",
+    ),
+    Mutant(
+        "one that does not compute is not kept", NATIVE, "    if not works(found):\n        return None",
+        "    if False:\n        pass",
+        T_KERNELS + "test_what_does_not_compute_is_not_kept",
+    ),
+    Mutant(
+        "nor one that changes how the process computes", NATIVE, "if _flushes() and not flushed:", "if False:",
+        T_KERNELS + "test_what_a_compiler_built_to_flush_subnormal_numbers_is_not_used",
+    ),
+    Mutant(
+        "a view of minus a tensor is not read as the tensor", KERNELS, " and not x.is_neg() for", " for",
+        T_KERNELS + "test_views_of_minus_a_tensor_are_left_to_libraries",
+    ),
     Mutant(
         "a microbatch that was left does not end the way of another", PRODUCTS, "if way.owner is owner:", "if True:",
         T_RUN + "test_a_probe_that_was_left_reaches_into_no_other_run",

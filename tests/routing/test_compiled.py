@@ -659,3 +659,17 @@ def test_a_fault_in_any_share_is_seen(traced: None, monkeypatch: pytest.MonkeyPa
             scene.run(rows, compiled=True)
         monkeypatch.undo()
         monkeypatch.setattr(torch._inductor, "compile", lambda graph, values: graph)
+
+
+def test_graphs_are_not_kept_where_others_may_put_a_file_in_the_place_of_another(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o777)
+    monkeypatch.setattr(graphs.native, "folder", lambda: None)
+    monkeypatch.setattr(graphs.native.tempfile, "gettempdir", lambda: str(tmp_path))
+    graphs._own_folder.cache_clear()
+    with pytest.raises(ValueError, match="set TMPDIR"):
+        graphs._own_folder()
+    tmp_path.chmod(0o700)
+    assert graphs._own_folder().startswith(str(tmp_path))
+    graphs._own_folder.cache_clear()

@@ -178,6 +178,60 @@ def test_a_directory_that_others_may_write_is_not_loaded_from(unbuilt: Path) -> 
         kernels.library.cache_clear()
 
 
+@needs_compiler
+def test_nothing_is_built_or_loaded_where_others_may_put_a_file_in_the_place_of_another(
+    unbuilt: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where neither the cache nor the place for temporary files is the user's alone."""
+    theirs = tmp_path_factory.mktemp("theirs")
+    os.chmod(theirs, 0o777)
+    os.chmod(unbuilt, 0o777)
+    monkeypatch.setattr(native.tempfile, "gettempdir", lambda: str(theirs))
+    assert kernels.library() is None and not list(theirs.iterdir())
+    kernels.library.cache_clear()
+    os.chmod(unbuilt, 0o700)
+    assert kernels.library() is not None and not list(theirs.iterdir()), "the cache is the user's alone"
+
+
+@needs_compiler
+def test_what_does_not_compute_is_not_kept(unbuilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "works", lambda found: False)
+    assert kernels.library() is None
+    assert not list((unbuilt / "dptrain").iterdir())
+
+
+@needs_compiler
+def test_what_a_compiler_built_to_flush_subnormal_numbers_is_not_used(
+    unbuilt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrapper that adds -ffast-math has some compilers link code that sets it for the whole thread."""
+    asked = iter([False, True])
+    monkeypatch.setattr(native, "_flushes", lambda: next(asked))
+    assert kernels.library() is None
+    assert float(torch.tensor(1e-40) * 0.5) != 0.0
+
+
+@needs_compiler
+def test_another_compiler_of_the_same_version_builds_anew(unbuilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernels.library() is not None
+    wrapper = unbuilt / "c++"
+    wrapper.write_text('#!/bin/sh\nexec c++ "$@"\n')
+    wrapper.chmod(0o700)
+    monkeypatch.setenv("CXX", str(wrapper))
+    kernels.library.cache_clear()
+    assert kernels.library() is not None
+    assert len(list((unbuilt / "dptrain").iterdir())) == 2
+
+
+@needs_compiler
+def test_views_of_minus_a_tensor_are_left_to_libraries() -> None:
+    """Their memory holds the numbers with the other sign."""
+    a = torch.complex(torch.zeros(2, 5, 1), torch.randn(2, 5, 1)).conj().imag
+    b = torch.randn(2, 5, 4)
+    assert a.is_neg() and kernels.outer(a, b) is None and kernels.grams(a, b) is None
+    torch.testing.assert_close(matmul.per_contribution(a, b), torch.einsum("ntp,ntd->npd", b, a.resolve_neg()))
+
+
 class Wrong:
     """Kernels of which one is off."""
 
@@ -222,9 +276,15 @@ def round_up(args: tuple, found: None) -> None:
     last[0] += 1.0
 
 
+def round_last(args: tuple, found: None) -> None:
+    """Moves the first number of what was turned to the next one."""
+    first = (kernels.ctypes.c_float * 1).from_address(args[5])
+    first[0] = float(torch.nextafter(torch.tensor(first[0]), torch.tensor(torch.inf)))
+
+
 WRONG = [
     ("dptrain_gram", shift), ("dptrain_outer", flip), ("dptrain_squares", lower), ("dptrain_squares", vanish),
-    ("dptrain_add", round_up),
+    ("dptrain_add", round_up), ("dptrain_turn", round_last),
 ]  # fmt: skip
 
 
@@ -265,3 +325,21 @@ def test_what_the_kernel_of_integers_does_not_serve_is_left_as_it_was() -> None:
     for bad in (torch.inf, -torch.inf, torch.nan):
         x[1, 2] = bad
         assert not kernels.squares(x, 1.0) < 2.0**53
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_factor_is_scaled_and_turned_to_the_bit(threads: int) -> None:
+    generator = torch.Generator().manual_seed(2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for rows, width in ((1, 1), (15, 17), (16, 16), (100, 33), (2048, 384), (4096, 70), (0, 5), (5, 0)):
+            x, weights = torch.randn(rows, width + 3, generator=generator), torch.rand(rows, generator=generator)
+            for part in (x[:, 1 : width + 1], x[:, :width].t().contiguous().t()):
+                found = kernels.turned(part, weights)
+                assert found.is_contiguous() and torch.equal(found, (part * weights[:, None]).t())
+        x[2, 1], weights = torch.nan, torch.zeros(5)
+        assert kernels.turned(x.double(), weights) is None
+    finally:
+        torch.set_num_threads(before)
