@@ -45,7 +45,8 @@ COMPUTED = (
            "found.st_uid == os.getuid()\n        return", T_KEPT),
     Mutant("and no link", NATIVE, "os.O_RDONLY | os.O_NOFOLLOW", "os.O_RDONLY", T_KEPT),
     Mutant(
-        "in a directory that nobody else may write", NATIVE, "not in (0, os.getuid()) or others:", "not in (0, os.getuid()):",
+        "in a directory that nobody else may write", NATIVE,
+        "(not each.st_mode & 0o022 or each.st_mode & stat.S_ISVTX)", "True",
         T_KERNELS + "test_a_directory_that_others_may_write_is_not_loaded_from",
     ),
     Mutant("products of probes are held to torch's", PRODUCTS, "TOLERANCE = 2.0**-17", "TOLERANCE = 2.0**17", T_PRODUCT),
@@ -59,8 +60,9 @@ COMPUTED = (
         "sums among them", PRODUCTS, "return _held(found, scaled.t(), a_KD.contiguous(), sums=True)", "return found", T_FULL,
     ),
     Mutant(
-        "machine code is built and loaded where nobody else may put other in its place", NATIVE, "if not _trusted(place):\n        raise",
-        "if False:\n        raise", T_KERNELS + "test_nothing_is_built_or_loaded_where_others_may_put_a_file_in_the_place_of_another",
+        "machine code is built and loaded where nobody else may put other in its place", NATIVE,
+        "if not _trusted(place):\n        raise", "if False:\n        raise",
+        T_KERNELS + "test_nothing_is_built_or_loaded_where_others_may_put_a_file_in_the_place_of_another",
     ),
     Mutant(
         "one that does not compute is not kept", NATIVE, "    if not works(found):\n        return None",
