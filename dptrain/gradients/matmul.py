@@ -308,9 +308,8 @@ def _weighted(a_KD: torch.Tensor, b_KP: torch.Tensor, weight_K: torch.Tensor) ->
     scaled = (narrow * weight_K[:, None]).contiguous()
     if not torch.equal(turned, scaled.t()):
         raise _wrong(f"a factor of shape {tuple(narrow.shape)} times its weights", float(turned.sum()), float(scaled.sum()))
-    if narrow is a_KD:
-        return _held(found.t(), b_KP.contiguous().t(), scaled, sums=True)
-    return _held(found, scaled.t(), a_KD.contiguous(), sums=True)
+    x_PK, y_KD = (b_KP.contiguous().t(), scaled) if narrow is a_KD else (scaled.t(), a_KD.contiguous())
+    return _held(found.t() if narrow is a_KD else found, x_PK, y_KD, sums=True)
 
 
 def per_contribution(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:

@@ -57,7 +57,8 @@ COMPUTED = (
     ),
     Mutant("and those of a full microbatch", START, "self._holding.rehearse(full)", "pass", T_FULL),
     Mutant(
-        "sums among them", PRODUCTS, "return _held(found, scaled.t(), a_KD.contiguous(), sums=True)", "return found", T_FULL,
+        "sums among them", PRODUCTS, "return _held(found.t() if narrow is a_KD else found, x_PK, y_KD, sums=True)",
+        "return found.t() if narrow is a_KD else found", T_FULL,
     ),
     Mutant(
         "machine code is built and loaded where nobody else may put other in its place", NATIVE,
