@@ -306,7 +306,7 @@ def _weighted(a_KD: torch.Tensor, b_KP: torch.Tensor, weight_K: torch.Tensor) ->
     if way.holding is None:
         return found.t() if narrow is a_KD else found
     scaled = (narrow * weight_K[:, None]).contiguous()
-    if not torch.equal(turned, scaled.t()):
+    if not bool(((turned == scaled.t()) | (turned.isnan() & scaled.t().isnan())).all()):
         raise _wrong(f"a factor of shape {tuple(narrow.shape)} times its weights", float(turned.sum()), float(scaled.sum()))
     x_PK, y_KD = (b_KP.contiguous().t(), scaled) if narrow is a_KD else (scaled.t(), a_KD.contiguous())
     return _held(found.t() if narrow is a_KD else found, x_PK, y_KD, sums=True)
