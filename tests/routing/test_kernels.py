@@ -289,7 +289,7 @@ WRONG = [
 
 
 @needs_compiler
-@pytest.mark.parametrize(("name", "spoil"), WRONG, ids=str)
+@pytest.mark.parametrize(("name", "spoil"), WRONG, ids=lambda one: getattr(one, "__name__", one))
 def test_kernels_that_compute_something_else_are_not_used(name: str, spoil: Any) -> None:
     assert kernels.works(kernels.library())
     assert not kernels.works(Wrong(name, spoil))
