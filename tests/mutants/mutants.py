@@ -770,7 +770,7 @@ ORDER = (
 HALF = (
     Mutant(
         "half precision is known by what modules compute in, not by autocast outside", COMPILED,
-        "half = router.half or expected.dtype in HALF", 'half = torch.is_autocast_enabled("cpu")',
+        "half = half or router.half or found.dtype in HALF", 'half = torch.is_autocast_enabled("cpu")',
         T_HALF + "test_the_comparison_allows_what_half_precision_rounds_wherever_it_is_switched_on[accelerate]",
     ),
     Mutant(
