@@ -32,7 +32,8 @@ CLIPPED = (
         "total.add_(found)  # baddbmm", "total.baddbmm_(x, y.mT)  # baddbmm", T_EQUAL,
     ),
     Mutant(
-        "rows of factors are added up in runs", MATMUL, "zip(*(x.split(ROWS) for x in factors), strict=True)", "(factors,)", T_ROWS,
+        "rows of factors are added up in runs", MATMUL,
+        "zip(*(x.split(ROWS) for x in factors), strict=True)", "(factors,)", T_ROWS,
     ),
     Mutant(
         "so are gradients of contributions", FORMS,
