@@ -1,4 +1,4 @@
-"""What router, routing, sandbox, ledger and noise cost by themselves: ``python -m benchmarks.overheads [--json]``.
+"""Measures what router, routing, sandbox, ledger and noise cost: ``python -m benchmarks.overheads [--json]``.
 
 Router: masks of three classes, the dual clip and noise, beside the same engine that clips every contribution to one norm and
 adds up. Routing: the same 64 contributions in one class, and in three classes of equal depth and bounds, taking turns. Sandbox:

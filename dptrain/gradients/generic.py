@@ -154,11 +154,7 @@ class GenericRule(Rule):
             except Unmatched as error:
                 raise self._dropout(f"draws random numbers that cannot be given to one contribution alone ({error})") from error
             except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-                raise UnsupportedModule(
-                    "NO_RULE",
-                    f"{self.described} holds trainable tensors {wanted} and cannot be run again for one contribution alone "
-                    f"({without_text(error)}); freeze these tensors or move them into a supported layer",
-                ) from None
+                raise self.runs_not("for one contribution alone", wanted, error) from None
         self._refuse_host_draws(hosts)
         return {key: Dense(value) for key, value in found.items()}
 
@@ -294,6 +290,14 @@ class GenericRule(Rule):
         if training not in self._quiet and before.moved():
             raise self._dropout("draws from Python's random or numpy's in its forward")
         self._quiet.add(training)
+
+    def runs_not(self, how: str, wanted: Sequence[str], error: Exception) -> UnsupportedModule:
+        """Returns the refusal of a module that cannot be run again in some way."""
+        return UnsupportedModule(
+            "NO_RULE",
+            f"{self.described} holds trainable tensors {list(wanted)} and cannot be run again {how} ({without_text(error)}); "
+            "freeze these tensors or move them into a supported layer",
+        )
 
     def _dropout(self, what: str) -> UnsupportedModule:
         return UnsupportedModule(

@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from dptrain.errors import CoupledModel, UnsupportedModule, without_text
+from dptrain.errors import CoupledModel
 from dptrain.gradients.forms import promote
 from dptrain.gradients.generic import GenericRule, Replay, rows_of
 from dptrain.gradients.registry import Call
 
 HUGE = {torch.float16: 2.0**8, torch.bfloat16: 2.0**30}
-"""What numbers of others are multiplied by, by the type of a tensor; 2**30 in wider ones."""
+"""Gives what numbers of others are multiplied by, by the type of a tensor; 2**30 in wider ones."""
 
 SAME = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""What own numbers may differ by, over the largest of their feature: a kernel may round rows by what stands beside them. Wider
-than the tolerance of P2, since others are huge."""
+"""Gives what own numbers may differ by, over the largest of their feature: a kernel may round rows by what stands beside
+them. Wider than the tolerance of P2, since others are huge."""
 
 SAME_IN_HALF = 5e-2
 
@@ -54,11 +54,7 @@ def check_poisoned(rule: GenericRule, call: Call, grad: torch.Tensor, *, below: 
         except torch.OutOfMemoryError:
             raise  # says nothing about the module
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-            raise UnsupportedModule(
-                "NO_RULE",
-                f"{rule.described} holds trainable tensors {sorted(call.wanted)} and cannot be run again on a microbatch whose "
-                f"other rows are replaced ({without_text(error)}); freeze these tensors or move them into a supported layer",
-            ) from None
+            raise rule.runs_not("on a microbatch whose other rows are replaced", sorted(call.wanted), error) from None
         pairs = (pair for found in poisoned for pair in zip(_WHAT, clean, found, strict=True))
         for what, a, b in pairs:
             if not _alike(a, b):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointFunction
 
 from dptrain.gradients.registry import Call
@@ -39,8 +39,6 @@ class Kept:
         draws: tuple[Entry, ...] = (),
     ) -> None:
         self._counts = contributions, examples
-        self.below = any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves((args, kwargs)))
-        """Tells whether something lies below that gradients of the inputs go to."""
         self._spec: TreeSpec | None = None
         values: list[torch.Tensor] = []
         if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):
@@ -56,6 +54,8 @@ class Kept:
                         values.append(leaf)
                     leaf = _Place(places[id(leaf)])
                 self._leaves.append(leaf)
+        self.below = any(value.requires_grad for value in values)
+        """Tells whether something lies below that gradients of the inputs go to."""
         self._draws = draws
         self._node = _Keep.apply(anchor, *(value.detach() for value in values)).grad_fn
         device = values[0].device.type if values else "cpu"

@@ -24,7 +24,7 @@ from dptrain.data.microbatch import Microbatch
 from dptrain.errors import CompileRefused, LossShape
 from dptrain.routing import pystate
 from dptrain.routing.graphs import Armed, NotTraceable, StepGraph, make_graph, state_of, values_of
-from dptrain.routing.repeated import Loss, RepeatedLoss, first
+from dptrain.routing.repeated import Loss, RepeatedLoss, cut
 from dptrain.routing.router import Router
 from dptrain.routing.synthetic_rows import ProbeRows
 
@@ -162,7 +162,7 @@ class CompiledLoss:
                 raise
             return self._loss.failed(model, rows, error)
         losses = losses.view(padded.contributions, padded.examples)[: rows.contributions, : rows.examples].reshape(-1).clone()
-        self._found = losses, losses._version, router._armed, first(pieces, rows.contributions)
+        self._found = losses, losses._version, router._armed, cut(pieces, slice(rows.contributions))
         return losses
 
     def _run(self, graph: StepGraph, rows: Microbatch) -> tuple[torch.Tensor, Pieces]:
@@ -296,7 +296,7 @@ class CompiledLoss:
             agrees, others = self._voted(model, rows, losses, pieces, contributions, few)
         except (torch.OutOfMemoryError, MemoryError):
             raise
-        except Exception:
+        except Exception:  # a loss may not run on so few rows; if it does not run on all, that raises below
             if len(few) == 1:
                 raise
             agrees, others = False, 0
@@ -317,7 +317,7 @@ class CompiledLoss:
                 router.require_losses(found)
                 router.backward(found, own.weight)
                 half = half or router.half or found.dtype in HALF
-                gaps.append(_gaps(_cut(pieces, share), router.pieces))
+                gaps.append(_gaps(cut(pieces, share), router.pieces))
                 expected.append(found.detach().view(own.contributions, -1))
             del found
         tolerance = HALF_AGREEMENT if half else AGREEMENT[router.precision]
@@ -399,18 +399,8 @@ def _shares(contributions: int) -> list[slice]:
     return [slice(a, b) for a, b in itertools.pairwise(cuts)]
 
 
-def _cut(pieces: Pieces, share: slice) -> Pieces:
-    return {
-        index: [
-            dataclasses.replace(piece, **{k: v[share] for k, v in vars(piece).items() if isinstance(v, torch.Tensor)})
-            for piece in found
-        ]
-        for index, found in pieces.items()
-    }
-
-
 _Gap = tuple[torch.Tensor, torch.Tensor]
-"""Of every row: its distance from the truth, and the size of that."""
+"""Holds of every row its distance from the truth, and the size of that."""
 
 
 def agreement(found: Pieces, truth: Pieces, tolerance: float) -> torch.Tensor:

@@ -157,7 +157,7 @@ class RepeatedLoss:
                     losses = self.function(model, single)
                     router.require_losses(losses)
                     router.backward(losses, single.weight)
-                    pieces = first(router.pieces, 1)
+                    pieces = cut(router.pieces, slice(1))
             except (torch.OutOfMemoryError, MemoryError):
                 raise
             except Exception:
@@ -180,11 +180,11 @@ class RepeatedLoss:
             raise own from None
 
 
-def first(pieces: Pieces, contributions: int) -> Pieces:
-    """Cuts pieces down to the first contributions."""
+def cut(pieces: Pieces, share: slice) -> Pieces:
+    """Cuts pieces down to some contributions."""
     return {
         index: [
-            dataclasses.replace(piece, **{k: v[:contributions] for k, v in vars(piece).items() if isinstance(v, torch.Tensor)})
+            dataclasses.replace(piece, **{k: v[share] for k, v in vars(piece).items() if isinstance(v, torch.Tensor)})
             for piece in found
         ]
         for index, found in pieces.items()

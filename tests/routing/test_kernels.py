@@ -182,7 +182,7 @@ def test_a_directory_that_others_may_write_is_not_loaded_from(unbuilt: Path) -> 
 def test_nothing_is_built_or_loaded_where_others_may_put_a_file_in_the_place_of_another(
     unbuilt: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where neither the cache nor the place for temporary files is the user's alone."""
+    """Builds where neither the cache nor the place for temporary files is the user's alone."""
     theirs = tmp_path_factory.mktemp("theirs")
     os.chmod(theirs, 0o777)
     os.chmod(unbuilt, 0o777)
