@@ -153,20 +153,21 @@ class Config:
         return inputs.to(self.device), labels.to(self.device)
 
     def logits(self, model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-        """Class logits (B, classes), or next-token logits (B, T-1, V)."""
+        """Class logits (B, classes), or next-token logits (B, T, V)."""
         with torch.autocast(self.device, torch.bfloat16, enabled=self.half):
-            out = self.inputs.logits(model, rows)
-        return (out if self.classify else out[:, :-1]).float()
+            return self.inputs.logits(model, rows).float()
 
     def targets(self, rows: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return labels if self.classify else rows[:, 1:]
+        """Classes (B,), or the token after each (B, T) and none after the last, as transformers' own losses take them."""
+        return labels if self.classify else nn.functional.pad(rows[:, 1:], (0, 1), value=-100)
 
     def losses(self, model: nn.Module, rows: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """One loss per contribution."""
         logits, targets = self.logits(model, rows), self.targets(rows, labels)
         if self.classify:
             return nn.functional.cross_entropy(logits, targets, reduction="none")
-        return nn.functional.cross_entropy(logits.mT, targets, reduction="none").mean(1)
+        each = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+        return each.sum(1) / (targets.shape[1] - 1)
 
 
 def bert(dropout: float, layers: int = 6, width: int = 384, vocabulary: int = 30522, length: int = 512) -> nn.Module:

@@ -42,12 +42,20 @@ def losses_of(model: nn.Module, outputs: Any, labels: torch.Tensor | None, smoot
         raise _unknown(name, f"there are no {missing} to make it of")
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if name in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() or getattr(base, "loss_type", None) == "ForCausalLM":
-        return of_tokens(logits[:, :-1], labels[:, 1:], smoothing)
+        return of_tokens(logits, next_of(labels), smoothing)
     if any(name in names.values() for names in _ONE_A_TOKEN):
         return of_tokens(logits, labels, smoothing)
     if any(name in names.values() for names in _ONE_AN_EXAMPLE):
         return of_examples(logits, labels, getattr(base.config, "problem_type", None), smoothing)
     raise _unknown(name, "its class is none that this module knows")
+
+
+def next_of(labels_BT: torch.Tensor) -> torch.Tensor:
+    """Returns for each position the label of the one after it; of the last, that it does not count.
+
+    Losses then read logits where they lie. Cut off the last position, and torch would copy all of them.
+    """
+    return nn.functional.pad(labels_BT[:, 1:], (0, 1), value=IGNORED)
 
 
 def of_tokens(

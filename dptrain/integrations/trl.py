@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy, logsigmoid
 from dptrain.data.microbatch import Decode
 from dptrain.errors import ConfigError, NotPrivateUse
 from dptrain.integrations.coupled import refuse
-from dptrain.integrations.losses import IGNORED, of_tokens
+from dptrain.integrations.losses import IGNORED, next_of, of_tokens
 from dptrain.integrations.rows import contributions_of
 from dptrain.integrations.trainer import Examples, PrivateRun
 
@@ -108,8 +108,7 @@ class PrivateSFTTrainer(_Prepared, SFTTrainer):
         if not isinstance(inputs, Examples) or self.args.loss_type == "nll" or self.compute_loss_func is not None:
             return super().compute_loss(model, inputs, return_outputs, *others, **options)
         labels = inputs.pop("labels")
-        logits = model(**inputs).logits[:, :-1].float()
-        return of_tokens(logits, labels[:, 1:], certain=True)
+        return of_tokens(model(**inputs).logits.float(), next_of(labels), certain=True)
 
     def _kept_columns(self) -> tuple[str, ...]:
         return ("input_ids", "labels")
@@ -260,9 +259,10 @@ def _side(inputs: Any, side: str) -> dict[str, torch.Tensor]:
 def _logps(model: nn.Module, inputs: Any, side: str) -> torch.Tensor:
     """Returns the log-probability of each completion, shape (B,)."""
     rows = _side(inputs, side)
-    logits = model(**rows).logits[:, :-1].float()
-    each = -cross_entropy(logits.mT, rows["input_ids"][:, 1:], reduction="none")
-    return (each * inputs[f"{side}_completion"][:, 1:]).sum(1)
+    labels = next_of(rows["input_ids"])
+    logits = model(**rows).logits.float()
+    each = -cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
+    return (each[:, :-1] * inputs[f"{side}_completion"][:, 1:]).sum(1)
 
 
 def _record(example: Any) -> dict[str, Any]:
