@@ -62,8 +62,9 @@ class Microbatches:
         rows: the most examples in one, or None; a contribution with more is spread over several, and clipped once. The
             start-up probes use three examples at least.
         products: ``fastest`` computes float32 products on a processor by oneDNN and by kernels of our own where these are
-            faster than torch's choice, forward and backward pass included; ``torch`` leaves all to torch. The ledger's header
-            says which, and a run goes on with the one that it began with.
+            faster than torch's choice, forward and backward pass included, and a few known modules in fewer passes
+            (`dptrain.gradients.fused`); ``torch`` leaves all to torch. The ledger's header says which, and a run goes on with
+            the one that it began with.
         workers: processes that decode and collate while the step runs, 0 for none: for a decoder that takes long. They are
             new interpreters, in which torch has one thread, and run `decode` and `collate` as they were when `prepare` was
             called; what these write elsewhere stays there. Rows are the same for any number. Functions that cannot be brought

@@ -240,6 +240,7 @@ class UnderWay:
             self._entered.enter_context(self._forwards.reading(reads))
             matmul.begin(self._entered, self._products, holding)
             self._entered.callback(matmul.end, self._entered)
+            self._entered.enter_context(self._router.fused.inside(self._products))
             self._entered.enter_context(self._sandbox.enter(step, rows.names, loop=loop, length=rows.length, **options))
             self._router.arm(rows.contributions, rows.examples, permitted_NG, reach)
             self.rows = rows

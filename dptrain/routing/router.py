@@ -24,6 +24,7 @@ from dptrain.data.microbatch import Microbatch
 from dptrain.errors import CoupledModel, LossShape, UnsupportedModule
 from dptrain.geometry.charts import charted
 from dptrain.gradients.forms import Dense, Piece, narrow
+from dptrain.gradients.fused import Fused
 from dptrain.gradients.generic import GenericRule
 from dptrain.gradients.poison import check_poisoned
 from dptrain.gradients.registry import Call, Rule, described, rule_of, settled
@@ -112,6 +113,8 @@ class Router:
         self._handles: list[RemovableHandle] = []
         self.sites = list(self._find_sites(model))
         self._prompts = [SpreadPrompts(module, self._is_armed) for module in prompt_models(model)]
+        self.fused = Fused(model)
+        """Forwards in fewer passes over memory, for the time of a microbatch."""
         owners: dict[int, int] = {}
         for site in self.sites:
             for index in set(site.tensors.values()):

@@ -20,7 +20,30 @@ T_DELTAS = "tests/ledger/test_accountants_at_deltas.py::"
 T_ALONE = T_DELTAS + "test_every_delta_has_the_figure_that_it_has_alone"
 T_STEPS = "tests/ledger/test_accountants_at_steps.py::"
 
+FUSED = "dptrain/gradients/fused.py"
+T_FUSED = "tests/routing/test_fused.py::"
+
 FASTER = (
+    Mutant(
+        "all that reads an input sends something back", FUSED, "for other in others:", "for other in others[1:]:",
+        T_FUSED + "test_gradients_that_a_layer_sends_back_are_added_where_the_first_lies",
+    ),
+    Mutant(
+        "a forward stands for one that is the same", FUSED, "if _holds(kind, kind.forward, known):", "if True:",
+        T_FUSED + "test_a_library_that_computes_something_else_is_noticed",
+    ),
+    Mutant(
+        "who watches a module sees what it computes", FUSED, "return hooks == self.hooks and type", "return type",
+        T_FUSED + "test_a_module_that_somebody_watches_computes_by_itself",
+    ),
+    Mutant(
+        "nothing is left on a model", FUSED, 'vars(one.module).pop("forward", None)', "pass",
+        T_FUSED + "test_a_run_trains_to_the_weights_of_one_that_leaves_all_to_torch",
+    ),
+    Mutant(
+        "an adapter of another kind is another", FUSED, "return all(_linear(one) and", "return all(True or",
+        T_FUSED + "test_an_adapter_of_another_kind_computes_by_itself",
+    ),
     Mutant(
         "a composition is read where it is as good", TILTED, "_CLOSE_SHARE: Final = 1e-9", "_CLOSE_SHARE: Final = 0.5", T_ALONE,
     ),
