@@ -72,7 +72,7 @@ FASTER = (
     ),
     Mutant(
         "what a kernel is not sure of is asked of the reference", ROUNDED, "self._places[:count]", "self._places[:0]",
-        T_CORNERS,
+        T_KEPT,
     ),
     Mutant(
         "noise of several draws is added up before it is rounded", LATTICE, "if draws == 1:", "if draws:",

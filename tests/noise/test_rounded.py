@@ -130,8 +130,9 @@ class Spoiled:
         if self._fault == "of nothing":
             places[:] = np.arange(pairs)
         if self._fault == "of some":
-            places[: count // 2] = places[: 2 * (count // 2) : 2].copy()
-            return count // 2
+            kept = [place for place in places[:count] if not 49 <= place < 5049]  # those lie near a middle, on the right side
+            places[: len(kept)] = kept
+            return len(kept)
         return {"a step": count, "of everything": 0, "of nothing": pairs}[self._fault]
 
 
