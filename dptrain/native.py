@@ -25,33 +25,38 @@ _FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=fast", "-fno-m
 _SECONDS = 60.0
 
 
-def built(source: Path, declared: Callable[[Any], None], works: Callable[[Any], bool]) -> Any:
+def built(
+    source: Path, declared: Callable[[Any], None], works: Callable[[Any], bool], options: tuple[str, ...] = ()
+) -> Any:
     """Returns the kernels of a source; None where there is no compiler, or what it built does not compute.
 
     Args:
         declared: tells the types of what kernels take. works: tells whether kernels compute.
+        options: of the compiler, behind those of every source.
     """
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if os.name != "posix" or not compiler:
         return None
     try:
-        return _kept(compiler, source, declared, works)
+        return _kept(compiler, source, declared, works, (*_FLAGS, *options))
     except (OSError, ValueError, subprocess.SubprocessError, AttributeError):
         return None  # whatever fails: the products of libraries are right, and slower
 
 
-def _kept(compiler: str, source: Path, declared: Callable[[Any], None], works: Callable[[Any], bool]) -> Any:
+def _kept(
+    compiler: str, source: Path, declared: Callable[[Any], None], works: Callable[[Any], bool], flags: tuple[str, ...]
+) -> Any:
     """Loads what was built before, or builds it; what does not compute is not kept."""
     program = Path(shutil.which(compiler) or compiler).resolve()
     told = subprocess.run([compiler, "--version"], capture_output=True, timeout=_SECONDS, check=True).stdout
-    which = _digest(source.read_bytes(), told, bytes(program), program.read_bytes(), " ".join(_FLAGS).encode(), processor())
+    which = _digest(source.read_bytes(), told, bytes(program), program.read_bytes(), " ".join(flags).encode(), processor())
     name, place = f"{source.stem}-{which}", folder()
     for path in sorted(place.glob(f"{name}-*.so")) if place is not None else ():
         built = _read(path)
         if built is not None and path.name == f"{name}-{hashlib.sha256(built).hexdigest()}.so":
             found = _loaded(built, declared)
             return found if works(found) else None
-    built = _built(compiler, source)
+    built = _built(compiler, source, flags)
     found = _loaded(built, declared)
     if not works(found):
         return None
@@ -133,12 +138,12 @@ def _keep(built: bytes, path: Path) -> None:
             Path(made).unlink(missing_ok=True)
 
 
-def _built(compiler: str, source: Path) -> bytes:
+def _built(compiler: str, source: Path, flags: tuple[str, ...]) -> bytes:
     """Builds the kernels for this processor, in a directory of its own."""
     with _scratch() as own:
         made, environment = own / "kernels.so", {**os.environ, "TMPDIR": str(own)}
         for target in ("-march=native", "-mcpu=native"):
-            command = [compiler, *_FLAGS, target, str(source), "-o", str(made)]
+            command = [compiler, *flags, target, str(source), "-o", str(made)]
             done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False, env=environment)
             if done.returncode == 0:
                 return made.read_bytes()
@@ -166,6 +171,14 @@ def _loaded(built: bytes, declared: Callable[[Any], None]) -> Any:
 def _flushes() -> bool:
     """Tells whether subnormal numbers count as zero here."""
     return bool(np.multiply(np.float32(1e-40), np.float32(0.5)) == 0.0)
+
+
+_ONE, _LITTLE = 1.0, 2.0**-60
+
+
+def to_nearest() -> bool:
+    """Tells whether this thread rounds to the nearest number; in another mode libraries and compilers round differently."""
+    return _ONE + _LITTLE == _ONE and _ONE - _LITTLE == _ONE
 
 
 def processor() -> bytes:

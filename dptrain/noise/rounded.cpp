@@ -65,6 +65,7 @@ inline double logarithm(double z) {
 extern "C" long dptrain_nearest(const std::uint64_t* words, long pairs, const double* turns, double scale, double tail,
                                 double sure, double* found, std::int64_t* unsure) {
     alignas(64) double radius[BLOCK], sine[BLOCK], cosine[BLOCK], gap[BLOCK];
+    alignas(64) double across[BLOCK], up[BLOCK];
     alignas(64) std::uint64_t second[BLOCK];
     long count = 0;
     for (long start = 0; start < pairs; start += BLOCK) {
@@ -88,7 +89,11 @@ extern "C" long dptrain_nearest(const std::uint64_t* words, long pairs, const do
         }
         for (long i = 0; i < many; ++i) {
             const double* turn = turns + 2 * (second[i] >> 52);
-            double u = cosine[i] * turn[0] - sine[i] * turn[1], v = cosine[i] * turn[1] + sine[i] * turn[0];
+            across[i] = turn[0];
+            up[i] = turn[1];
+        }
+        for (long i = 0; i < many; ++i) {
+            double u = cosine[i] * across[i] - sine[i] * up[i], v = cosine[i] * up[i] + sine[i] * across[i];
             double first = std::rint(u), other = std::rint(v);
             double off = std::fabs(u - first), apart = std::fabs(v - other);
             off = off > apart ? off : apart;
@@ -96,8 +101,10 @@ extern "C" long dptrain_nearest(const std::uint64_t* words, long pairs, const do
             to[2 * i] = first;
             to[2 * i + 1] = other;
         }
-        for (long i = 0; i < many; ++i)
-            if (!(gap[i] <= sure)) unsure[count++] = start + i;
+        for (long i = 0; i < many; ++i) {  // a place that is sure is written over by the next one
+            unsure[count] = start + i;
+            count += gap[i] <= sure ? 0 : 1;
+        }
     }
     return count;
 }

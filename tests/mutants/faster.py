@@ -1,15 +1,29 @@
-"""Mutants of what is computed by a shorter way and must give what the longer does: noise, `prv`, and curves."""
+"""Mutants of what is computed by a shorter way and must give what the longer does: noise, `prv`, and curves.
+
+Who edits a kernel has it built anew; a test that is named for that must not be one that is left out where nothing is built.
+"""
 
 from tests.mutants.mutant import Mutant
 
 ROUNDED = "dptrain/noise/rounded.py"
 LATTICE = "dptrain/noise/lattice.py"
+ADDING = "dptrain/noise/adding.py"
+KERNEL = "dptrain/noise/adding.cpp"
+NATIVE = "dptrain/native.py"
 PRV = "dptrain/opacus_prv.py"
 
 T_NOISE = "tests/noise/test_rounded.py::"
 T_BITS = T_NOISE + "test_every_bit_of_rounded_normals_is_that_of_the_reference"
 T_CORNERS = T_NOISE + "test_the_corners_of_the_words_have_the_bits_of_the_reference"
 T_PROOF = T_NOISE + "test_the_cheap_transform_is_within_what_its_proof_says"
+
+T_ADDING = "tests/noise/test_adding.py::"
+T_EVERY = T_ADDING + "test_every_bit_of_a_release_by_the_kernel_is_numpy_s"
+T_MIDDLES = T_ADDING + "test_middles_between_steps_go_to_the_even_one_as_numpy_has_it"
+T_WRONG = T_ADDING + "test_a_kernel_that_adds_otherwise_is_not_used"
+T_TAKEN = T_ADDING + "test_what_the_kernel_does_not_take_is_numpy_s"
+T_MODE = T_ADDING + "test_in_another_rounding_mode_numpy_computes"
+T_KEPT = T_ADDING + "test_the_kernel_is_kept_by_what_it_computes_and_other_threads_run_meanwhile"
 
 T_PRV = "tests/accounting/test_prv.py::"
 T_OPACUS = T_PRV + "test_every_bit_is_opacus_s_own_on_that_grid"
@@ -81,11 +95,42 @@ FASTER = (
     ),
     Mutant(
         "what a kernel is not sure of is asked of the reference", ROUNDED, "self._places[:count]", "self._places[:0]",
-        T_CORNERS,
+        T_KEPT,
     ),
     Mutant(
         "noise of several draws is added up before it is rounded", LATTICE, "if draws == 1:", "if draws:",
         T_NOISE + "test_a_release_is_the_same_as_it_ever_was",
+    ),
+    Mutant("a kernel releases the quotient", KERNEL, "/ gamma", "* (1.0 / gamma)", T_MIDDLES),
+    Mutant("rounded to even steps in the middle", KERNEL, "std::rint(", "std::round(", T_MIDDLES),
+    Mutant("cut at the lower limit", KERNEL, "-limit > steps ? -limit : steps", "steps", T_EVERY),
+    Mutant("and at the upper one", KERNEL, "steps > limit ? limit : steps", "steps", T_EVERY),
+    Mutant(
+        "what is not a number stays none", KERNEL, "-limit > steps ? -limit : steps",
+        "steps > -limit ? steps : -limit", T_ADDING + "test_what_is_not_finite_is_released_as_numpy_releases_it",
+    ),
+    Mutant("with all bits of its noise", KERNEL, "<double>(noise[i])", "<float>(noise[i])", T_EVERY),
+    Mutant("of every coordinate and no other", KERNEL, "i < count;", "i < count - count % 2;", T_EVERY),
+    Mutant(
+        "a kernel that adds otherwise is not used", ADDING,
+        "if not taken or not np.array_equal(found.view(np.uint64), true.view(np.uint64)):", "if not taken:", T_WRONG,
+    ),
+    Mutant(
+        "a kernel takes noise of the length of its sums", ADDING, "sums.shape != noise.shape or ", "",
+        T_ADDING + "test_noise_of_another_length_is_refused_and_a_sum_that_must_not_be_written_is_not",
+    ),
+    Mutant("sums that lie side by side", ADDING, "sums.flags.carray and ", "", T_TAKEN),
+    Mutant("and noise too", ADDING, "noise.flags.c_contiguous and ", "", T_TAKEN),
+    Mutant("in the mode of rounding in which it was tried", ADDING, " and native.to_nearest()", "", T_MODE),
+    Mutant("as does the transform", ROUNDED, "library() if native.to_nearest() else None", "library()", T_MODE),
+    Mutant("and lets other threads run", NATIVE, "ctypes.CDLL(str(path))", "ctypes.PyDLL(str(path))", T_KEPT),
+    Mutant(
+        "a kernel says of every pair that it is not sure of it", "dptrain/noise/rounded.cpp", "gap[i] <= sure ? 0 : 1",
+        "gap[i] <= sure ? 0 : i & 1", T_KEPT,
+    ),
+    Mutant(
+        "one that says so of some is not used", ROUNDED, "told = not (unsure & sure).any()", "told = True",
+        T_NOISE + "test_a_kernel_that_rounds_otherwise_is_not_used",
     ),
     Mutant("a loss is 1 only where the library says so", PRV, "self._most = most if", "self._most = 0.5 * most if", T_OPACUS),
     Mutant("below its least value too", PRV, "math.log1p(-q) - 1e-9", "math.log1p(-q) + 1e-4", T_OPACUS),

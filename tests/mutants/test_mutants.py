@@ -21,7 +21,8 @@ def functions(file: str) -> frozenset[str]:
 @pytest.mark.parametrize("mutant", ALL)
 def test_a_mutant_edits_one_place_of_a_program_that_stays_one_and_names_a_test(mutant: Mutant) -> None:
     source = mutant.source()
-    ast.parse(source)
+    if mutant.file.endswith(".py"):
+        ast.parse(source)
     assert source != (ROOT / mutant.file).read_text(encoding="utf-8")
     file, _, name = mutant.test.partition("::")
     function = name.partition("[")[0].rpartition("::")[2]
