@@ -169,16 +169,18 @@ class GenericRule(Rule):
                 key = _key(place, leaves, value)
                 self._batched[key] = self._batched.get(key, True) and value.shape[dim] == rows
 
-    def spreads(self, output: int, value: object) -> bool:
-        """Tells whether an output came without examples; only where one row is known to stand for the batch.
+    def spread(self, output: int, value: object, rows: int) -> torch.Tensor | None:
+        """Spreads an output that came without examples; only where one row is known to stand for the batch.
 
         Position embeddings do that, and relative position biases.
         """
-        if not isinstance(value, torch.Tensor) or value.is_nested or value.shape[:1] != (1,):
-            return False
+        if rows == 1 or not isinstance(value, torch.Tensor) or value.is_nested or value.shape[:1] != (1,):
+            return None
         if isinstance(self.module, nn.Embedding):
-            return value.dim() == 3
-        return output > 0 and hasattr(self.module, "relative_attention_bias")
+            known = value.dim() == 3
+        else:
+            known = output > 0 and hasattr(self.module, "relative_attention_bias")
+        return value.expand(rows, *value.shape[1:]) if known else None
 
     def dims_of(self, call: Call, leaves: list[Any]) -> list[int | None]:
         """Dimension of the example in every leaf of the inputs; None where it is shared by the microbatch.
@@ -277,11 +279,14 @@ class GenericRule(Rule):
         swapped = {key: own[name] for key, name in alias.items()}
         autocast = torch.autocast(device, dtype=call.autocast, enabled=call.autocast is not None)
         with autocast, _without_checkpoints(self.module):
-            if isinstance(self.module, nn.RNNBase):
-                out = _run_recurrent(self.module, swapped, args, kwargs)
-            else:
-                out = run_with(self.module, swapped, args, kwargs)
+            out = self.run(swapped, args, kwargs)
         return tree_leaves(out)[call.output]
+
+    def run(self, swapped: dict[str, torch.Tensor], args: tuple, kwargs: dict) -> Any:
+        """Runs what the site is with these tensors in the place of its own."""
+        if isinstance(self.module, nn.RNNBase):
+            return _run_recurrent(self.module, swapped, args, kwargs)
+        return run_with(self.module, swapped, args, kwargs)
 
     def _refuse_host_draws(self, before: Generators) -> None:
         """Refuses a module whose other run drew from Python or numpy, which has no address; looks at the first run of each

@@ -109,6 +109,9 @@ class Rule:
     product = False
     """The output is one fresh product ``x W + bias`` of the first input."""
 
+    common = False
+    """Its inputs are those of all examples, and have no row per example."""
+
     def __init__(self, name: str, module: nn.Module, *, whole: bool = False) -> None:
         self.name = name
         self.module = module
@@ -129,9 +132,9 @@ class Rule:
     def learn(self, args: tuple, kwargs: dict, rows: int) -> None:
         """Looks at a call on rows that are nobody's."""
 
-    def spreads(self, output: int, value: object) -> bool:
-        """Tells whether this output came with one row for all, to be spread over the examples."""
-        return False
+    def spread(self, output: int, value: object, rows: int) -> torch.Tensor | None:
+        """Returns this output with one row per example where it came with one for all; None where it stays as it is."""
+        return None
 
 
 class Plain(Rule):

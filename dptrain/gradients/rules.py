@@ -44,7 +44,7 @@ def _product(call: Call, grad: torch.Tensor, *, transposed: bool) -> Forms:
     return found
 
 
-def _plain_table(module: nn.Embedding, trained: Trained) -> bool:
+def plain_table(module: nn.Embedding, trained: Trained) -> bool:
     """Refuses options under which a table look-up is no sum over contributions."""
     if module.scale_grad_by_freq or module.max_norm is not None or module.sparse:
         raise UnsupportedModule(
@@ -55,11 +55,16 @@ def _plain_table(module: nn.Embedding, trained: Trained) -> bool:
     return True
 
 
-@gradient_rule(nn.Embedding, when=_plain_table)
+@gradient_rule(nn.Embedding, when=plain_table)
 def table(module: nn.Embedding, call: Call, grad: torch.Tensor) -> Forms:
     """Splits a table look-up; the padding row receives no gradient."""
+    return looked_up(module, call, grad, call.inputs[0])
+
+
+def looked_up(module: nn.Module, call: Call, grad: torch.Tensor, rows: torch.Tensor) -> Forms:
+    """Splits the look-up of these rows of a table, as many of them as vectors in its output."""
     b = call.positions(grad, 1)
-    ids = call.inputs[0].reshape(b.shape[:2])
+    ids = rows.reshape(b.shape[:2])
     if module.padding_idx is not None:
         b = b.masked_fill((ids == module.padding_idx)[..., None], 0.0)
     return {"weight": Gather(ids, b)}
@@ -75,7 +80,7 @@ def _scaled_table(module: nn.Module, trained: Trained) -> bool:
         found, scaled = run_with(module, {"weight": weight}, (ids,)), weight[ids] * float(module.embed_scale)
         if weight.is_meta or not torch.allclose(found.float(), scaled.float(), rtol=1e-2):
             return False
-    return _plain_table(module, trained)
+    return plain_table(module, trained)
 
 
 @gradient_rule("transformers.*ScaledWordEmbedding", when=_scaled_table)

@@ -43,6 +43,19 @@ class RecurrentRule(GenericRule):
         super().__init__(name, module, whole=whole)
 
 
+@gradient_rule("transformers.*.RecurrentGemmaRglru", whole=True)
+class GatedRecurrenceRule(GenericRule):
+    """Runs a recurrence of RecurrentGemma again, which keeps its last state: from none, as the forward of its model begins."""
+
+    def run(self, swapped: dict[str, torch.Tensor], args: tuple, kwargs: dict) -> Any:
+        module: Any = self.module
+        state, module.recurrent_states = module.recurrent_states, None
+        try:
+            return super().run(swapped, args, kwargs)
+        finally:
+            module.recurrent_states = state
+
+
 def _uses_inner_tensors(module: nn.Module, trained: Trained) -> bool:
     """Tells whether tensors of inner modules are used without calling these: parametrized ones, and some tuners of peft."""
     return tuner_runs_whole(module) or is_parametrized(module)
@@ -76,6 +89,13 @@ def _adds_relative_bias(module: nn.Module, trained: Trained) -> bool:
         return False
     return not any(isinstance(child, (nn.ModuleList, nn.Sequential)) for child in module.modules())
 
+
+def _trains_distances(module: nn.Module, trained: Trained) -> bool:
+    """Tells whether an attention trains the table of distances that it looks up once for the whole batch."""
+    return "distance_embedding.weight" in trained
+
+
+gradient_rule("transformers.*.Wav2Vec2BertSelfAttention", when=_trains_distances, whole=True)(WholeRule)
 
 for _told in (_uses_inner_tensors, _routes_to_experts, _mixes_by_weight, _adds_relative_bias):
     gradient_rule(nn.Module, when=_told, whole=True)(WholeRule)

@@ -81,7 +81,7 @@ class Together:
             return Placement() if self.ranks.size == 1 else Exchanged(self.ranks, held)
         placement = Sharded(self.ranks, held)
         for site in router.sites:
-            if site.rule.again and shards_inside(site.module):
+            if site.rule.again and shards_inside(site.rule.module):
                 raise UnsupportedModule(
                     "AGAIN_SHARDED",
                     f"module {site.name or 'the model itself'!r} ({type(site.module).__name__}) has no rule of its own, so "

@@ -28,6 +28,7 @@ from dptrain.gradients.fused import Fused
 from dptrain.gradients.generic import GenericRule
 from dptrain.gradients.poison import check_poisoned
 from dptrain.gradients.registry import Call, Rule, described, rule_of, settled
+from dptrain.gradients.shared_tables import MethodCalls, listed_sites
 from dptrain.gradients.whole_modules import SpreadPrompts, prompt_models
 from dptrain.routing.capture import Kept, Tap, in_reentrant_checkpoint
 from dptrain.sandbox import Entry, Given, Sandbox
@@ -50,6 +51,9 @@ class Site:
 
     shapes: dict[str, torch.Size]
     """Of the whole tensors, by attribute name."""
+
+    method: str = ""
+    """The method of the module whose calls are seen; empty for its forward."""
 
 
 @dataclass
@@ -112,7 +116,13 @@ class Router:
         self._begun: dict[str, int] = {}
         self._handles: list[RemovableHandle] = []
         self.sites = list(self._find_sites(model))
-        self._prompts = [SpreadPrompts(module, self._is_armed) for module in prompt_models(model)]
+        self._standing: list[SpreadPrompts | MethodCalls] = [
+            *(SpreadPrompts(module, self._is_armed) for module in prompt_models(model)),
+            *(
+                MethodCalls(site.module, site.method, partial(self._begin, site), partial(self._capture, site))
+                for site in self.sites if site.method
+            ),
+        ]  # fmt: skip
         self.fused = Fused(model)
         """Forwards in fewer passes over memory, for the time of a microbatch."""
         owners: dict[int, int] = {}
@@ -133,28 +143,38 @@ class Router:
 
     def _find_sites(self, model: nn.Module) -> Iterator[Site]:
         inside: tuple[str, ...] = ()
+        taken: set[str] = set()
+        for listed in listed_sites(model, self._index.keys()):
+            taken |= listed.taken
+            yield self._site(listed.name, listed.module, listed.rule, listed.tensors, listed.method)
         for name, module in model.named_modules():
             if name.startswith(inside):
                 continue
             below = {
                 key: parameter
                 for key, parameter in module.named_parameters(remove_duplicate=False)
-                if id(parameter) in self._index
+                if id(parameter) in self._index and (f"{name}.{key}" if name else key) not in taken
             }
             rule = rule_of(name, module, frozenset(below))
             if rule is None:
                 continue
             if rule.whole:
                 inside = (*inside, f"{name}." if name else "")
-            own = {key: self._index[id(parameter)] for key, parameter in below.items() if rule.whole or "." not in key}
-            if rule.slow:
-                warnings.warn(
-                    f"{described(name, module)} has no rule of its own: its tensors {sorted(own)} take the generic path, exact "
-                    "but slower (the module runs once more per microbatch); @gradient_rule adds one (docs/extending/layers.md)",
-                    FallbackNotice,
-                    stacklevel=3,
-                )
-            yield Site(name, module, rule, own, {key: below[key].shape for key in own})
+            yield self._site(name, module, rule, {key: p for key, p in below.items() if rule.whole or "." not in key})
+
+    def _site(
+        self, name: str, module: nn.Module, rule: Rule, own: dict[str, nn.Parameter], method: str = ""
+    ) -> Site:
+        """Makes a site of the tensors ``own``, and announces one that is slow."""
+        if rule.slow:
+            warnings.warn(
+                f"{described(name, module)} has no rule of its own: its tensors {sorted(own)} take the generic path, exact "
+                "but slower (the module runs once more per microbatch); @gradient_rule adds one (docs/extending/layers.md)",
+                FallbackNotice,
+                stacklevel=4,
+            )
+        indices = {key: self._index[id(parameter)] for key, parameter in own.items()}
+        return Site(name, module, rule, indices, {key: parameter.shape for key, parameter in own.items()}, method)
 
     def __getstate__(self) -> dict[str, object]:
         """A copied or pickled model takes its hooks along: they do nothing there, and no sum or gradient goes with them."""
@@ -163,13 +183,15 @@ class Router:
     def attach(self) -> None:
         """Installs the hooks; :meth:`detach` removes them and leaves no trace on the model."""
         for site in self.sites:
+            if site.method:
+                continue
             self._handles.append(site.module.register_forward_pre_hook(partial(self._widen, site), with_kwargs=True))
             if site.rule.again:
                 self._handles.append(site.module.register_forward_pre_hook(partial(self._begin, site)))
             self._handles.append(site.module.register_forward_hook(partial(self._capture, site), with_kwargs=True))
 
-        for prompts in self._prompts:
-            prompts.attach()
+        for standing in self._standing:
+            standing.attach()
         if self.sandbox is not None:
             self._handles.append(self._model.register_forward_hook(partial(self._outside)))
 
@@ -184,8 +206,8 @@ class Router:
         return without_gradient(output) if model.training and torch.is_grad_enabled() else None
 
     def _begin(self, site: Site, module: nn.Module, args: tuple) -> None:
-        """Notes where the draws of this forward begin."""
-        if self.sandbox is not None and self.sandbox.active:
+        """Notes where the draws of this forward begin; a copy of the model has nothing of this."""
+        if vars(self).get("sandbox") is not None and self.sandbox.active:
             self._begun[site.name] = self.sandbox.position()
 
     def _drawn(self, site: Site) -> tuple[Entry, ...]:
@@ -198,8 +220,8 @@ class Router:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for prompts in self._prompts:
-            prompts.detach()
+        for standing in self._standing:
+            standing.detach()
 
     def arm(
         self, contributions: int, examples: int, permitted_NG: torch.Tensor, reach: frozenset[int] | None = None
@@ -362,8 +384,9 @@ class Router:
         rows = armed.contributions * armed.examples
         changed = False
         for place, value in enumerate(leaves):
-            if rows > 1 and site.rule.spreads(place, value):
-                leaves[place] = value.expand(rows, *value.shape[1:])
+            spread = site.rule.spread(place, value, rows)
+            if spread is not None:
+                leaves[place] = spread
                 changed = True
         first = args[0] if args else None
         if any(isinstance(value, torch.Tensor) and value.is_nested for value in (first, *leaves)):
@@ -372,7 +395,8 @@ class Router:
                 f"module {site.name!r} ({type(module).__name__}) works on nested tensors, whose rows are not seen; call "
                 "train(), or build nn.TransformerEncoder with enable_nested_tensor=False",
             )
-        if not _rows(leaves[0] if leaves else None, armed) or (isinstance(first, torch.Tensor) and not _rows(first, armed)):
+        apart = site.rule.common or not isinstance(first, torch.Tensor) or _rows(first, armed)
+        if not apart or not _rows(leaves[0] if leaves else None, armed):
             raise UnsupportedModule(
                 "BATCH_DIMENSION",
                 f"dimension 0 of the input or output of module {site.name!r} ({type(module).__name__}) is not the example; "
@@ -580,5 +604,6 @@ def _reentrant(site: Site) -> UnsupportedModule:
         "REENTRANT_CHECKPOINT",
         f"module {site.name!r} runs inside a gradient checkpoint with use_reentrant=True, which forms no graph on the way "
         "forward and loses gradients where no input of it requires one; use use_reentrant=False "
-        "(gradient_checkpointing_enable({'use_reentrant': False}))",
+        "(gradient_checkpointing_enable({'use_reentrant': False})); layers that reverse themselves (Reformer) never do: use "
+        "another model",
     )

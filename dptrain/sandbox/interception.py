@@ -27,6 +27,7 @@ from dptrain.sandbox.indices import Total
 from dptrain.sandbox.learnt import SHARED, Layout, Layouts, Place, Truths
 from dptrain.sandbox.modes import PLAIN, Called, Dispatched, Kind, kind_of, spread, take_out, take_out_function, writes_now
 from dptrain.sandbox.passes import CALL_IMPL, Draw, Entry, Given, Loop, Pass, Read
+from dptrain.sandbox.spectrum import Spectrum
 from dptrain.sandbox.writes import Kept, given_back
 
 _aten = torch.ops.aten
@@ -87,6 +88,7 @@ class Sandbox:
         """True once a private microbatch did, unforeseen: by rows, perhaps, so that numbers of other samples moved."""
         self._products = products
         self._model = model
+        self._spectrum = Spectrum(model)
         self._trained = trained
         self._paths = {id(module): name for name, module in model.named_modules()}
         self._passes: list[Pass] = []
@@ -178,12 +180,15 @@ class Sandbox:
         torch.default_generator.manual_seed(entered.seed)
         if hosts is not None:
             hosts.seed(self.numbers.seed_of(shared_tag(step), "python and numpy"))
+            self._spectrum.attach()
             self._functions.__enter__()
             _push_mode(self._mode)
         try:
             yield entered
         finally:
             self.kept.uncount()
+            if outermost:
+                self._spectrum.detach()
             if hosts is not None and entered in self._passes:
                 take_out(self._mode)
                 take_out_function(self._functions)
@@ -199,6 +204,7 @@ class Sandbox:
         """Leaves every pass at once: an error has broken the loop off. A backward pass is refused from here on."""
         take_out(self._mode)
         take_out_function(self._functions)
+        self._spectrum.detach()
         self._passes.clear()
 
     def _ours(self) -> bool:

@@ -18,6 +18,7 @@ from tests.mutants.ranks import ON_RANKS
 from tests.mutants.retrieving import RETRIEVED
 from tests.mutants.served import GATED, SERVED
 from tests.mutants.serving import SERVING
+from tests.mutants.tables import TABLES
 from tests.mutants.tangents import TANGENTS
 from tests.mutants.texts import TEXTS_BESIDE
 
@@ -898,6 +899,7 @@ NUMBERS = (
 GROUPS = {
     "noise that is correlated": CORRELATED,
     "the geometry of pairs": TANGENTS,
+    "tables and masks of transformers": TABLES,
     "narrowed forwards": NARROWED,
     "gradient rules and masks": RULES,
     "clipped sums and their release": CLIPPED,

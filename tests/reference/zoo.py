@@ -127,11 +127,11 @@ ZOO: dict[str, Entry] = {
         {**ENCODER, "attention_dropout": 0.0, "embedding_dropout": 0.0, "mlp_dropout": 0.0, "classifier_dropout": 0.0,
          "cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2},
     ),
-    "deberta_v2": Entry("DebertaV2ForSequenceClassification", "DebertaV2Config", DISENTANGLED, refused="GRADIENT_MISMATCH"),
+    "deberta_v2": Entry("DebertaV2ForSequenceClassification", "DebertaV2Config", DISENTANGLED, generic=True),
     "deberta_v2_without_positions": Entry(
         "DebertaV2ForSequenceClassification", "DebertaV2Config", DISENTANGLED, generic=True, frozen=("rel_embeddings",)
     ),
-    "mpnet": Entry("MPNetForSequenceClassification", "MPNetConfig", ENCODER, refused="BATCH_DIMENSION"),
+    "mpnet": Entry("MPNetForSequenceClassification", "MPNetConfig", ENCODER),
     "mpnet_without_bias": Entry(
         "MPNetForSequenceClassification", "MPNetConfig", ENCODER, frozen=("relative_attention_bias",)
     ),

@@ -43,6 +43,8 @@ SOUNDS = (
     hears("HuBERT CTC", "HubertForCTC", ctc=True, feat_extract_norm="layer"),
     hears("wav2vec 2.0 CTC, without masking and layer drop", "Wav2Vec2ForCTC", ctc=True, feat_extract_norm="layer",
           do_stable_layer_norm=True, apply_spec_augment=False, layerdrop=0.0),
+    hears("wav2vec 2.0 CTC, without masking", "Wav2Vec2ForCTC", ctc=True, feat_extract_norm="layer", do_stable_layer_norm=True,
+          apply_spec_augment=False),
     hears("HuBERT, without masking and layer drop", "HubertForSequenceClassification", feat_extract_norm="layer",
           apply_spec_augment=False, layerdrop=0.0),
     hears("WavLM", "WavLMForSequenceClassification", feat_extract_norm="layer"),

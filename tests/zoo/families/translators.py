@@ -19,12 +19,19 @@ T5 = {
     "relative_attention_num_buckets": 8, "pad_token_id": PAD, "decoder_start_token_id": PAD,
 }  # fmt: skip
 OF_BART: tuple[Layers, ...] = (None, "model.encoder.layers", ("model.encoder.layers", "model.decoder.layers"))
+PROPHET = {
+    "vocab_size": VOCABULARY, "hidden_size": 16, "num_encoder_layers": 2, "num_decoder_layers": 2, "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24, "num_encoder_attention_heads": 2, "num_decoder_attention_heads": 2, "ngram": 2,
+    "max_position_embeddings": 32, "decoder_start_token_id": BOS, **IDS,
+}  # fmt: skip
+OF_PROPHET: tuple[Layers, ...] = (None, "prophetnet.encoder.layers", ("prophetnet.encoder.layers", "prophetnet.decoder.layers"))
 OF_T5: tuple[Layers, ...] = (None, "encoder.block", ("encoder.block", "decoder.block"))
 
 
 def translator(name: str, model: str, options: dict[str, Any] = BART, layers: tuple[Layers, ...] = OF_BART, **more) -> Family:
+    frozen = more.pop("frozen", ())
     made = hf(model, options, **more)
-    return Family(name, KIND, made, records.text, records.translated, losses.translate, layers, model=model)
+    return Family(name, KIND, made, records.text, records.translated, losses.translate, layers, frozen, model)
 
 
 def _two(encoder: str, decoder: str):
@@ -69,11 +76,9 @@ TRANSLATORS = (
                max_decoder_position_embeddings=32),
     translator("FSMT", "FSMTForConditionalGeneration", {
         **BART, "langs": ["en", "de"], "src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY}),
-    translator("ProphetNet", "ProphetNetForConditionalGeneration", {
-        "vocab_size": VOCABULARY, "hidden_size": 16, "num_encoder_layers": 2, "num_decoder_layers": 2, "encoder_ffn_dim": 24,
-        "decoder_ffn_dim": 24, "num_encoder_attention_heads": 2, "num_decoder_attention_heads": 2, "ngram": 2,
-        "max_position_embeddings": 32, "decoder_start_token_id": BOS, **IDS},
-        (None, "prophetnet.encoder.layers", ("prophetnet.encoder.layers", "prophetnet.decoder.layers"))),
+    translator("ProphetNet", "ProphetNetForConditionalGeneration", PROPHET, OF_PROPHET),
+    translator("ProphetNet, table of n-grams frozen", "ProphetNetForConditionalGeneration", PROPHET, OF_PROPHET,
+               frozen=("ngram_embeddings",)),
     translator("T5Gemma", "T5GemmaForConditionalGeneration", {
         "encoder": GEMMA, "decoder": GEMMA, "vocab_size": VOCABULARY, **IDS}, OF_BART),
     Family("encoder-decoder of BERT and BERT", KIND, _two("bert", "bert"), records.text, records.translated, losses.translate,

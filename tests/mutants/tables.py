@@ -1,0 +1,53 @@
+"""Mutants of tables that a forward reads once for all rows, and of masks of SpecAugment."""
+
+from tests.mutants.mutant import Mutant
+
+LISTS = "dptrain/gradients/shared_tables.py"
+WHOLE = "dptrain/gradients/whole_modules.py"
+ROUTER = "dptrain/routing/router.py"
+SPECTRUM = "dptrain/sandbox/spectrum.py"
+
+T = "tests/guarantees/test_shared_tables.py::"
+T_MASKS = "tests/sandbox/test_spectrum.py::"
+
+_EXACT = T + "test_listed_classes_train_exactly_through_the_start_of_a_run"
+_SAME = T + "test_a_forward_gives_the_same_numbers_whether_a_microbatch_is_armed_or_not"
+_LIKE = T_MASKS + "test_masks_are_distributed_as_the_librarys"
+_ALONE = T_MASKS + "test_a_row_has_the_same_mask_whoever_else_is_there"
+
+TABLES = (
+    Mutant("lists serve classes of transformers alone", LISTS, ' and kind.__module__.startswith("transformers.") else None',
+           " else None", T + "test_a_class_of_ones_own_is_served_by_no_list"),
+    Mutant("a method of a user's own is no site", LISTS, "and METHODS[kind].name not in vars(module):", "and True:",
+           T + "test_a_method_that_a_user_put_on_a_module_is_served_by_no_list"),
+    Mutant("a module tells which rows it takes", LISTS, "call.kwargs))[0].long()", "call.kwargs))[0].long().mul(0)", _EXACT),
+    Mutant("a tensor that is repeated has the gradient of every example", LISTS,
+           "unflatten(0, (call.contributions, call.examples)).sum(1))}",
+           "unflatten(0, (call.contributions, call.examples))[:, 0])}", _EXACT),
+    Mutant("what is spread is nobody else's", LISTS, "return value.clone() if isinstance(value, torch.Tensor) else None",
+           "return None", T + "test_what_is_spread_over_the_rows_may_be_written"),
+    Mutant("a layer's own tensors come back", LISTS, "if not key.startswith(self._inside)}", "}", _EXACT),
+    Mutant("a layer runs again with the table of its encoder", LISTS, "{**kwargs, GIVEN: lent}", "{**kwargs}", _EXACT),
+    Mutant("no method stays on a module", LISTS, "vars(self._module).pop(self._method, None)", "pass", _SAME),
+    Mutant("nothing inside of what runs again is sharded", "dptrain/parallel/together.py", "shards_inside(site.rule.module)",
+           "shards_inside(site.module)", T + "test_a_layer_that_runs_again_with_its_encoder_wants_all_of_that_at_one_place"),
+    Mutant("a tensor of a method is no site of the module", ROUTER,
+           ' and (f"{name}.{key}" if name else key) not in taken', "", _EXACT),
+    Mutant("a recurrence begins from no state", WHOLE, "= module.recurrent_states, None", "= (module.recurrent_states,) * 2",
+           _EXACT),
+    Mutant("the mask of a row is rounded by its own number", SPECTRUM, "+ numbers[:, 0])", "+ numbers[:1, 0])", _ALONE),
+    Mutant("the mask of a row follows from its own length", SPECTRUM, "starts = lengths - (span - 1)",
+           "starts = lengths.amin() - (span - 1) + 0 * lengths", T_MASKS + "test_masks_follow_from_a_rows_own_length_alone"),
+    Mutant("the number of spans is rounded up or down", SPECTRUM, ").floor().clamp_min(least)", ").ceil().clamp_min(least)",
+           _LIKE),
+    Mutant("no span begins where it does not end", SPECTRUM, ".masked_fill(place >= starts[:, None], 2.0)", "", _LIKE),
+    Mutant("masks stand in for code that is known", SPECTRUM, "_digest(value) == _DIGESTS[name]", "_digest(value)",
+           T_MASKS + "test_code_that_is_not_known_is_left_as_it_is"),
+    Mutant("the way to draw is known too", SPECTRUM, "((METHOD, method), (_DRAWS, draws))", "((METHOD, method),)",
+           T_MASKS + "test_another_way_to_draw_is_left_as_it_is"),
+    Mutant("outside a microbatch the library masks", "dptrain/sandbox/interception.py",
+           "            if outermost:\n                self._spectrum.detach()\n", "",
+           T_MASKS + "test_outside_a_microbatch_the_library_draws_and_nothing_stays_on_the_model"),
+    Mutant("a method runs what stands in for it", SPECTRUM, "return standing or getattr(type(module), method)",
+           "return getattr(type(module), method)", _EXACT),
+)  # fmt: skip
