@@ -36,12 +36,12 @@ class Spectrum:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules = [module for module in model.modules() if _known(type(module)) and METHOD not in vars(module)]
+        self._modules = [module for module in model.modules() if _known(type(module))]
 
     def attach(self) -> None:
         for module in self._modules:
             vars(module)[_STANDS] = masked
-            vars(module).setdefault(METHOD, partial(masked, module))
+            vars(module).setdefault(METHOD, partial(masked, module))  # a method of the user's own, or a router's, stays
 
     def detach(self) -> None:
         for module in self._modules:

@@ -48,6 +48,9 @@ TABLES = (
     Mutant("outside a microbatch the library masks", "dptrain/sandbox/interception.py",
            "            if outermost:\n                self._spectrum.detach()\n", "",
            T_MASKS + "test_outside_a_microbatch_the_library_draws_and_nothing_stays_on_the_model"),
+    Mutant("a trace asks for the form of a view and goes on", "dptrain/sandbox/interception.py", " or func in _QUESTIONS:", ":",
+           "tests/sandbox/test_interception.py::"
+           "test_questions_for_the_form_of_a_tensor_are_answered_without_a_look_at_its_node"),
     Mutant("a method runs what stands in for it", SPECTRUM, "return standing or getattr(type(module), method)",
            "return getattr(type(module), method)", _EXACT),
 )  # fmt: skip

@@ -414,3 +414,18 @@ def test_a_teacher_without_gradients_is_no_leaf() -> None:
         with torch.no_grad():
             teacher(X)
         scene.sandbox.refuse_leaves()
+
+
+def test_questions_for_the_form_of_a_tensor_are_answered_without_a_look_at_its_node() -> None:
+    """Torch asks them while it holds the lock of the node of a view: who looks at that then waits for ever."""
+    scene = Scene(nn.Linear(4, 4), torch.randn(6, 4))
+    view = torch.randn(6, 4)[:, None]
+    looked: list = []
+    with scene.sandbox.enter(1, names(range(6))):
+        scene.sandbox._look_at_leaves = looked.append
+        with scene.sandbox.inside():
+            assert scene.sandbox.dispatch(torch.ops.prim.device.default, (view,), {}) == view.device
+            assert scene.sandbox.dispatch(torch.ops.aten.is_contiguous.default, (view,), {})
+            assert not looked
+            scene.sandbox.dispatch(torch.ops.aten.add.Tensor, (view, 1), {})
+    assert looked
