@@ -98,10 +98,11 @@ class Forwards:
             for layer, active in zip(self._layers, before, strict=True):
                 layer.module._active_adapter = active
 
-    def attach(self) -> None:
-        """Installs what stops a module of an adapter that is not read; `detach` takes it away."""
+    def attach(self) -> list[RemovableHandle]:
+        """Installs hooks that stop a module of an adapter that is not read, and returns them; `detach` takes them away."""
         for path, adapter, module in self._adapters:
             self._handles.append(module.register_forward_pre_hook(partial(self._stop, path, adapter)))
+        return self._handles
 
     def detach(self) -> None:
         """Removes every hook."""

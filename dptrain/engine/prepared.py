@@ -261,7 +261,7 @@ class PreparedRun(Parts[Planned]):
         self.gradients = PrivateGradients(
             self.model, self.optimizer, self.router, policy.normalizer, draws, self.isolation, placement
         )
-        self.forwards.attach()
+        self.router.fused.expect(self.forwards.attach())
         self.under_way = UnderWay(self.sandbox, self.router, self.forwards, self.together.rest, products)
         self.probe = Start(
             self.model,

@@ -360,8 +360,9 @@ def _grams(piece: Outer) -> Grams:
         return matmul.held_grams(found, a, b)
     a_NT, b_NT = _lengths(a), _lengths(b)
     reach = (a_NT * b_NT).sum(1)
-    square = reach.square() if a.shape[1] == 1 else matmul.gram_product_sums(a, b, _GRAM_ELEMENTS)
-    return matmul.held_grams(Grams(square, reach, a_NT.sum(1), b_NT.sum(1)), a, b)
+    if a.shape[1] == 1:
+        return Grams(reach.square(), reach, a_NT.sum(1), b_NT.sum(1))  # of no kernel, and above the norm where squares vanish
+    return matmul.held_grams(Grams(matmul.gram_product_sums(a, b, _GRAM_ELEMENTS), reach, a_NT.sum(1), b_NT.sum(1)), a, b)
 
 
 def _slack(piece: Outer, found: Grams, others: int = 0) -> torch.Tensor:

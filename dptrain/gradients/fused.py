@@ -3,53 +3,52 @@
 While a microbatch is under way they stand for the modules' own, where `Microbatches(products=...)` leaves kernels to choose:
 
 * the tanh form of GELU, which transformers writes as nine operations, by the one of torch;
-* LoRA on linear layers, scaled where it is as narrow as its rank, B (s A x), and not where it is as wide as the layer; what is
-  added is added in place, forward and backward.
+* LoRA on linear layers, scaled where it is as narrow as its rank, B (s A x), and not where it is as wide as the layer.
 
 A module that overrides its class, that somebody watches by hooks, computes in another type than float32 or works in another way
 (merged, mixed adapters, DoRA) runs as it is. That this holds of the installed library is shown once per process, on a small
 module of the same class: values, and gradients of inputs and parameters. A class of which it does not hold keeps its forward.
+
+Nothing is written on a module. For the time of a microbatch its class asks here, by identity, so that copies of a module, and
+others of its class, compute as ever.
 """
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from types import MethodType
+from functools import cache, wraps
+from threading import Lock
 from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.nn.modules.module import _has_any_global_hook
+from torch.utils.hooks import RemovableHandle
 
 from ledger.leaves.numerics import TORCH
 
 Forward = Callable[..., torch.Tensor]
 
 
-def _own(module: nn.Module) -> Forward:
-    """Returns the forward of its class."""
-    return MethodType(type(module).forward, module)
-
-
-def _gelu(module: nn.Module, input: torch.Tensor) -> torch.Tensor:  # named as transformers names it
+def _gelu(own: Forward, module: nn.Module, input: torch.Tensor) -> torch.Tensor:  # named as transformers names it
     """Computes GELU by its tanh form (Hendrycks and Gimpel, arXiv 1606.08415, section 2)."""
-    if input.dtype != torch.float32:
-        return _own(module)(input)
-    return nn.functional.gelu(input, approximate="tanh")
+    return own(module, input) if input.dtype != torch.float32 else nn.functional.gelu(input, approximate="tanh")
 
 
 # ------------------------------------------------------------------------------------------------------------------- LoRA
 
-def _lora(module: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _lora(own: Forward, module: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Computes W x + B (s A x) for every active adapter (Hu et al., arXiv 2106.09685, section 4.1)."""
     if args or kwargs or not _plain(module, x):
-        return _own(module)(x, *args, **kwargs)
-    active = [adapter for adapter in module.active_adapters if adapter in module.lora_A]
-    below, *copies = _shared(module.base_layer, x, 1 + len(active))
-    result = module.base_layer(below)
-    for adapter, copy in zip(active, copies, strict=True):
-        narrow = module.lora_A[adapter](module.lora_dropout[adapter](copy))
-        result = module.lora_B[adapter](narrow * module.scaling[adapter]).add_(result)  # nobody else holds what B returns
+        return own(module, x, *args, **kwargs)
+    result = module.base_layer(x)
+    for adapter in module.active_adapters:
+        if adapter in module.lora_A:
+            narrow = module.lora_A[adapter](module.lora_dropout[adapter](x))
+            wide = module.lora_B[adapter](narrow * module.scaling[adapter])
+            same = result.shape == wide.shape and result.dtype == wide.dtype
+            result = wide.add_(result) if same and _free(_held(wide), _fresh()) else result + wide
     return result
 
 
@@ -59,59 +58,60 @@ def _plain(module: Any, x: torch.Tensor) -> bool:
         return False
     if torch.is_autocast_enabled(x.device.type) or torch._C._functorch.peek_interpreter_stack() is not None:
         return False  # transforms of functions have no sums in place
-    maps = (part[adapter] for part in (module.lora_A, module.lora_B) for adapter in module.active_adapters if adapter in part)
-    return all(_linear(one) and one.bias is None for one in maps)
+    active = [adapter for adapter in module.active_adapters if adapter in module.lora_A]
+    maps = (part[adapter] for part in (module.lora_A, module.lora_B) for adapter in active)
+    return all(_linear(one) for one in maps) and all(type(module.scaling[adapter]) in (int, float) for adapter in active)
 
 
 def _linear(module: nn.Module) -> bool:
-    """Tells whether it is a product with a float32 weight, so that the gradient of its input is a tensor of its own."""
-    kind = type(module)
-    if kind is not nn.Linear and (kind.__module__, kind.__name__) != ("transformers.pytorch_utils", "Conv1D"):
-        return False
-    weight: Any = module.weight
-    own = type(weight) in (nn.Parameter, torch.Tensor) and weight.dtype == torch.float32
-    return own and "forward" not in vars(module) and not module._backward_hooks and not module._backward_pre_hooks
+    """Tells whether it is a product with a float32 weight, without a shift."""
+    return (
+        type(module) is nn.Linear
+        and module.bias is None
+        and type(module.weight) in (nn.Parameter, torch.Tensor)
+        and module.weight.dtype == torch.float32
+        and "forward" not in vars(module)
+    )
 
 
-def _shared(base: nn.Module, x: torch.Tensor, readers: int) -> tuple[torch.Tensor, ...]:
-    """Returns the input once for each of its readers, of which `base` is the first."""
-    if not (x.requires_grad and torch.is_grad_enabled() and _linear(base)):
-        return (x,) * readers
-    copies: tuple[torch.Tensor, ...] = _Shared.apply(x, readers)
-    return copies
+def _held(value: torch.Tensor) -> tuple[int, ...]:
+    """Counts who holds a tensor: names of Python, the C++ side, and what shares its memory."""
+    storage = value.untyped_storage()._cdata
+    return sys.getrefcount(value), value._use_count(), torch._C._storage_Use_Count(storage), int(value._is_view())
 
 
-class _Shared(torch.autograd.Function):
-    """Gives an input to several linear maps, and adds up what they send back in the tensor that the first of them made.
+@cache
+def _fresh() -> tuple[int, ...]:
+    """Returns the counts of a product that nobody else holds, or what no tensor has where those of one that somebody holds are
+    not larger."""
+    wide = torch.ones(2, 2) @ torch.ones(2, 2)
+    least = _held(wide)
+    also = wide
+    named = _held(wide)
+    del also
+    kept = wide.detach()
+    shared = _held(wide)
+    del kept
+    told = not _free(named, least) and not _free(shared, least)
+    return least if told else (0,) * len(least)
 
-    Autograd itself adds in a new one, as wide as the layer.
-    """
 
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, readers: int) -> tuple[torch.Tensor, ...]:
-        ctx.set_materialize_grads(False)
-        return tuple(x.view_as(x) for _ in range(readers))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
-        first, *others = (grad for grad in grads if grad is not None)
-        for other in others:
-            first.add_(other)
-        return first, None
+def _free(counts: tuple[int, ...], least: tuple[int, ...]) -> bool:
+    return all(count <= few for count, few in zip(counts, least, strict=True))
 
 
 # ------------------------------------------------------------------------------------------------- what is known, and shown
 
 @dataclass(frozen=True)
 class Known:
-    """One class: the forward that stands for its own, and a small module of it with an input."""
+    """One class: what computes in the place of its forward, given that, and a small module of it with an input."""
 
-    forward: Forward
+    forward: Callable[..., torch.Tensor]
     sample: Callable[[type], tuple[nn.Module, torch.Tensor]]
 
 
 def _activation(kind: type) -> tuple[nn.Module, torch.Tensor]:
-    return kind(), torch.linspace(-12.0, 12.0, 3001)
+    return kind(), torch.linspace(-12.0, 12.0, 3001, dtype=torch.float32)
 
 
 def _adapted(kind: type) -> tuple[nn.Module, torch.Tensor]:
@@ -140,11 +140,11 @@ ALIKE = 2.0**-18
 
 @cache
 def _holds(kind: type, own: Forward, known: Known) -> bool:
-    """Tells whether the forward that stands for that of a class computes the same."""
+    """Tells whether what stands for the forward of a class computes the same."""
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.autocast("cpu", enabled=False):
             module, x = known.sample(kind)
-            found = [_values(module, forward, x) for forward in (own, known.forward)]
+            found = [_values(module, one, x) for one in (own, lambda *given: known.forward(own, *given))]
     except Exception:
         return False  # a library of another version: whatever fails, modules compute by themselves
     return all(_alike(a, b) for a, b in zip(*found, strict=True))
@@ -162,48 +162,97 @@ def _alike(own: torch.Tensor, other: torch.Tensor) -> bool:
     return own.shape == other.shape and bool(((own - other).abs() <= ALIKE * (1.0 + own.abs())).all())
 
 
-@dataclass
-class _Found:
-    """A module with a forward that stands for its own, and how many hooks it and its parts had when a run began."""
+# --------------------------------------------------------------------------------------------- the time of a microbatch
 
-    module: nn.Module
-    known: Known
-    own: Forward
-    hooks: int | None = None
+_UNDER_WAY: dict[int, tuple["Fused", nn.Module]] = {}
+"""Modules that compute in fewer passes now, by identity."""
 
-    def unchanged(self) -> bool:
-        """Tells whether it computes by its class, and whether nobody watches it or its parts but who did at first."""
-        hooks = sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in self.module.modules())
-        self.hooks = hooks if self.hooks is None else self.hooks
-        return hooks == self.hooks and type(self.module).forward is self.own and "forward" not in vars(self.module)
+_ASKING: dict[type, tuple[Forward, Forward, int]] = {}
+"""Classes that ask here now: their own forward, what asks, and how many ask for it."""
+
+_LOCK = Lock()
+
+
+def _asking(kind: type, known: Known, own: Forward) -> Forward:
+    """Returns a forward that stands for that of a class, of its modules under way that nobody watches."""
+
+    @wraps(own)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
+        of, module = _UNDER_WAY.get(id(self), (None, None))
+        if of is None or module is not self or type(self) is not kind or not of.unwatched(self):
+            return own(self, *args, **kwargs)
+        return known.forward(own, self, *args, **kwargs)
+
+    return forward
 
 
 class Fused:
     """Holds the modules of one model that have a forward of fewer passes.
 
+    Guarantee: A module computes so only between the begin and the end of a microbatch, where all hooks on it and its parts are
+    those of the run; no value that a hook could see or keep is another, and none is written.
+
     Args:
-        model: of these modules; what it gets or loses later is not seen. A module with hooks, on it or on its parts, computes
-            by itself.
+        model: of these modules; what it gets or loses later is not seen.
+        active: whether the sandbox of the run has not been left.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._found: list[_Found] = []
+    def __init__(self, model: nn.Module, active: Callable[[], bool] = lambda: True) -> None:
+        _fresh()  # while nothing is intercepted
+        self._active = active
+        self._ours: set[int] = set()
+        self._parts: dict[int, tuple[nn.Module, ...]] = {}
+        self._found: list[tuple[nn.Module, Known, Forward]] = []
         for module in model.modules():
             kind = type(module)
-            known = KNOWN.get(f"{kind.__module__}.{kind.__qualname__}")
-            if known is None or any(one._forward_hooks or one._forward_pre_hooks for one in module.modules()):
-                continue
-            if _holds(kind, kind.forward, known):
-                self._found.append(_Found(module, known, kind.forward))
+            known, own = KNOWN.get(f"{kind.__module__}.{kind.__qualname__}"), _own(kind)
+            if known is not None and "forward" in vars(kind) and _holds(kind, own, known):
+                self._found.append((module, known, own))
+                self._parts[id(module)] = tuple(module.modules())
+
+    def expect(self, handles: Iterable[RemovableHandle]) -> None:
+        """Counts hooks among those of the run, which keep nothing that they see."""
+        self._ours.update(handle.id for handle in handles)
+
+    def unwatched(self, module: nn.Module) -> bool:
+        """Tells whether all hooks on a module of the model and on its parts are those of the run."""
+        if not self._active() or _has_any_global_hook():
+            return False
+        return all(
+            self._ours.issuperset(part._forward_hooks)
+            and self._ours.issuperset(part._forward_pre_hooks)
+            and not part._backward_hooks
+            and not part._backward_pre_hooks
+            for part in self._parts[id(module)]
+        )
 
     @contextmanager
     def inside(self, products: str) -> Iterator[None]:
-        """Has them compute so inside, unless everything is left to torch; leaves no trace on the model."""
-        changed = [] if products == TORCH else [one for one in self._found if one.unchanged()]
-        for one in changed:
-            vars(one.module)["forward"] = MethodType(one.known.forward, one.module)
+        """Has them compute so inside, unless everything is left to torch."""
+        found = [] if products == TORCH else [one for one in self._found if _own(type(one[0])) is one[2]]
+        kinds = {type(module): (known, own) for module, known, own in found}
+        with _LOCK:
+            for kind, (known, own) in kinds.items():
+                _, asking, count = _ASKING.get(kind) or (own, _asking(kind, known, own), 0)
+                _ASKING[kind] = own, asking, count + 1
+                kind.forward = asking  # type: ignore[attr-defined]
+            _UNDER_WAY.update((id(module), (self, module)) for module, *_ in found)
         try:
             yield
         finally:
-            for one in changed:
-                vars(one.module).pop("forward", None)
+            with _LOCK:
+                for module, *_ in found:
+                    _UNDER_WAY.pop(id(module), None)
+                for kind in kinds:
+                    own, asking, count = _ASKING.pop(kind)
+                    if count > 1:
+                        _ASKING[kind] = own, asking, count - 1
+                    elif vars(kind).get("forward") is asking:
+                        kind.forward = own  # type: ignore[attr-defined]
+
+
+def _own(kind: type) -> Forward:
+    """Returns the forward of a class, whoever asks for it now."""
+    forward: Forward = kind.forward  # type: ignore[attr-defined]
+    asking = _ASKING.get(kind)
+    return asking[0] if asking is not None and forward is asking[1] else forward

@@ -55,7 +55,7 @@ def next_of(labels_BT: torch.Tensor) -> torch.Tensor:
 
     Losses then read logits where they lie. Cut off the last position, and torch would copy all of them.
     """
-    return nn.functional.pad(labels_BT[:, 1:], (0, 1), value=IGNORED)
+    return nn.functional.pad(labels_BT[:, 1:].long(), (0, 1), value=IGNORED)
 
 
 def of_tokens(
@@ -65,10 +65,28 @@ def of_tokens(
 
     Args:
         certain: weigh each token by its probability, as dynamic fine-tuning does (arXiv 2508.05629).
+
+    Raises:
+        ConfigError: code LOSS, logits and labels are not of the same examples and positions.
     """
+    return _mean(each_token(logits_BTV, labels_BT, smoothing), labels_BT, certain)
+
+
+def each_token(logits_BTV: torch.Tensor, labels_BT: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
+    """Returns the cross entropy of each token, shape (B, T), zero for one that does not count.
+
+    Raises:
+        ConfigError: as :func:`of_tokens`.
+    """
+    if logits_BTV.shape[:2] != labels_BT.shape:  # flattened, rows of one example would lie beside labels of another
+        found = f"logits of shape {tuple(logits_BTV.shape)} and labels of shape {tuple(labels_BT.shape)}"
+        raise ConfigError("LOSS", f"found {found}, expected (B, T, V) and (B, T); put examples first, then positions")
     how = {"reduction": "none", "ignore_index": IGNORED, "label_smoothing": smoothing}
     # Over transposed logits torch takes twice as long.
-    each = cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), **how).view(labels_BT.shape)
+    return cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), **how).view(labels_BT.shape)
+
+
+def _mean(each: torch.Tensor, labels_BT: torch.Tensor, certain: bool) -> torch.Tensor:
     if certain:
         each = each * (-each).exp().detach()
     return each.sum(1) / (labels_BT != IGNORED).sum(1).clamp(min=1)

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, logsigmoid
+from torch.nn.functional import logsigmoid
 
 from dptrain.data.microbatch import Decode
 from dptrain.errors import ConfigError, NotPrivateUse
 from dptrain.integrations.coupled import refuse
-from dptrain.integrations.losses import IGNORED, next_of, of_tokens
+from dptrain.integrations.losses import IGNORED, each_token, next_of, of_tokens
 from dptrain.integrations.rows import contributions_of
 from dptrain.integrations.trainer import Examples, PrivateRun
 
@@ -259,9 +259,7 @@ def _side(inputs: Any, side: str) -> dict[str, torch.Tensor]:
 def _logps(model: nn.Module, inputs: Any, side: str) -> torch.Tensor:
     """Returns the log-probability of each completion, shape (B,)."""
     rows = _side(inputs, side)
-    labels = next_of(rows["input_ids"])
-    logits = model(**rows).logits.float()
-    each = -cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
+    each = -each_token(model(**rows).logits.float(), next_of(rows["input_ids"]))
     return (each[:, :-1] * inputs[f"{side}_completion"][:, 1:]).sum(1)
 
 

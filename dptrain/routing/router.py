@@ -123,7 +123,7 @@ class Router:
                 for site in self.sites if site.method
             ),
         ]  # fmt: skip
-        self.fused = Fused(model)
+        self.fused = Fused(model, lambda: sandbox is None or sandbox.active)
         """Forwards in fewer passes over memory, for the time of a microbatch."""
         owners: dict[int, int] = {}
         for site in self.sites:
@@ -194,6 +194,7 @@ class Router:
             standing.attach()
         if self.sandbox is not None:
             self._handles.append(self._model.register_forward_hook(partial(self._outside)))
+        self.fused.expect(self._handles)
 
     def _is_armed(self) -> bool:
         return self._armed is not None

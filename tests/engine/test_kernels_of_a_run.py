@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 from dptrain.errors import ResumeRefused, UnsupportedModule  # noqa: E402
 from dptrain.gradients import kernels, matmul  # noqa: E402
+from dptrain.gradients.forms import Outer  # noqa: E402
 from tests.worlds.trainer import Trainer, audited  # noqa: E402
 from tests.worlds.training import make_world  # noqa: E402
 
@@ -170,6 +171,15 @@ def test_a_column_of_small_numbers_that_is_missing_is_found() -> None:
     found[:, 7] = 0.0
     with pytest.raises(UnsupportedModule, match="KERNEL_WRONG"):
         holding.require(found, x, y, None)
+
+
+def test_in_a_probe_norms_of_one_position_whose_squares_vanish_are_no_wrong_kernel(monkeypatch) -> None:
+    """They are above the norm there by more than a kernel may be off, and no kernel makes them."""
+    a, b = torch.full((2, 1, 16), 0.02), torch.full((2, 1, 96), 1e-16)
+    monkeypatch.setattr(kernels.way, "holding", matmul.Holding())
+    found = Outer(a, b).norm_sq()
+    true = a.double().square().sum((1, 2)) * b.double().square().sum((1, 2))
+    assert bool((found >= true).all()) and bool((found <= 1.1 * true).all())
 
 
 @pytest.mark.skipif(kernels.library() is None, reason="no C++ compiler here, so libraries compute")
