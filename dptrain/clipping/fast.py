@@ -288,13 +288,16 @@ class FastSums(Sums):
         return bounds.masked(factor[:, None])
 
     def accumulate(self, pieces: Pieces, coefficients_NG: torch.Tensor) -> None:
-        """Adds the weighted gradients of a microbatch to the sums; the pieces must have been through :meth:`norms_sq`."""
+        """Adds the weighted gradients of a microbatch to the sums; pieces are forgotten as they are added, to make room.
+
+        The pieces must have been through :meth:`norms_sq`.
+        """
         if self.sink is not None:
             self._pending.append((dict(pieces), coefficients_NG))  # formed tensor by tensor, as they go: never all at once
             return
         placed = {coefficients_NG.device: coefficients_NG}
         for index in sorted(pieces):
-            self._weigh(index, pieces[index], placed)
+            self._weigh(index, pieces.pop(index), placed)
 
     def _weigh(self, index: int, found: list[Piece], placed: dict[torch.device, torch.Tensor]) -> None:
         """Adds the weighted gradients of one tensor to its sum. ``placed``: coefficients (N, G) by device, their own first."""

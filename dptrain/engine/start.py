@@ -11,6 +11,7 @@ from itertools import islice
 import torch
 from torch import nn
 
+from dptrain import native
 from dptrain.blocks.forwards import Reads
 from dptrain.clipping.fast import FastSums
 from dptrain.data.microbatch import Microbatch
@@ -154,6 +155,7 @@ class Start:
                     break
             if reserved:
                 left -= reserved
+                native.give_back()  # of a few rows; a full microbatch comes
                 with stretched(self._router, _SEED):
                     yield from self._compare_losses(crowds(full, rows))
             if sandbox.coins:
@@ -174,6 +176,7 @@ class Start:
                     self.tell_end()
             raise
         self._holding.rehearse(full)
+        native.give_back()
         sandbox.kept.changed()
         self._require_unwritten()
         self._router.verified = frozenset(self._ran)

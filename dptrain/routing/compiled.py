@@ -19,6 +19,7 @@ from torch import nn
 from torch._inductor import cpp_builder
 from torch._inductor.exc import InvalidCxxCompiler
 
+from dptrain import native
 from dptrain.clipping.fast import Pieces
 from dptrain.data.microbatch import Microbatch
 from dptrain.errors import CompileRefused, LossShape
@@ -51,7 +52,7 @@ EVERY = 256
 """Counts the runs of a graph of which one at least is compared with the hook form: less than 1 % of the time of a long run."""
 
 
-SHARES = 4
+SHARES = 8
 """Shares of a microbatch over which the hook form runs in a comparison, one after the other."""
 
 
@@ -151,6 +152,7 @@ class CompiledLoss:
         entry, padded = self._entry(model, rows)
         if entry.graph is not None and entry.due(sum(tensor.parameter._version for _, tensor in router.tensors)):
             self._compare(entry, model, padded, rows.contributions)
+            native.give_back()
         if entry.graph is None:
             return self._loss(model, rows)
         try:
@@ -179,7 +181,9 @@ class CompiledLoss:
             with self._router.aside():
                 rows = self._probe.filled(contributions, padded.examples, entry.ran, padded.length)
         assert entry.graph is not None
+        native.give_back()
         losses, pieces = self._run(entry.graph, rows)
+        native.give_back()
         agrees, others = self._agrees(model, rows, losses, pieces, contributions)
         if not agrees:
             raise CompileRefused(
@@ -249,6 +253,7 @@ class CompiledLoss:
             entry.graph = made
         except NotTraceable as error:
             self._tell(str(error))
+        native.give_back()
         return entry, padded
 
     def _size(self, rows: Microbatch) -> tuple[int, int]:
@@ -310,7 +315,7 @@ class CompiledLoss:
         """Compares with the hook form over these shares of the contributions, one after the other."""
         router = self._router
         expected, gaps, half = [], [], False
-        for share in shares:
+        for number, share in enumerate(shares):
             own = some(rows, share)
             with router.rearmed(own, self._like()):
                 found = self._function(model, own)
@@ -320,6 +325,8 @@ class CompiledLoss:
                 gaps.append(_gaps(cut(pieces, share), router.pieces))
                 expected.append(found.detach().view(own.contributions, -1))
             del found
+            if number % 2:  # else every share would lie above what is left of the one before
+                native.give_back()
         tolerance = HALF_AGREEMENT if half else AGREEMENT[router.precision]
         losses_NM, expected_NM = losses.detach().view(rows.contributions, -1), torch.cat(expected)
         of_pieces = [_agree(gap, tolerance).expand(s.stop - s.start) for gap, s in zip(gaps, shares, strict=True)]

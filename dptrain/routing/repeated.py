@@ -6,6 +6,7 @@ function: a loop that computes losses itself can only be stopped.
 """
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -23,11 +24,14 @@ Loss = Callable[[nn.Module, Microbatch], torch.Tensor]
 
 @dataclass
 class _Made:
-    """Holds the last call of this loss, and what came of it; no losses where it raised."""
+    """Holds the last call of this loss, and what came of it.
+
+    The losses are the caller's to keep: a reference would keep their graph, and what its hooks hold, up to the next call.
+    """
 
     model: nn.Module
     rows: Microbatch
-    losses: torch.Tensor
+    losses: weakref.ref[torch.Tensor]
     armed: object
     """The microbatch that was armed then."""
 
@@ -67,7 +71,7 @@ class RepeatedLoss:
             return self.function(model, rows)
         if router.probing:
             losses = self._probed(model, rows)
-            self._made = _Made(model, rows, losses, router._armed)
+            self._made = _Made(model, rows, weakref.ref(losses), router._armed)
             return losses
         try:
             losses = self.function(model, rows)
@@ -78,7 +82,7 @@ class RepeatedLoss:
             if self.together:
                 raise
             losses = self.failed(model, rows, error)
-        self._made = _Made(model, rows, losses, router._armed)
+        self._made = _Made(model, rows, weakref.ref(losses), router._armed)
         return losses
 
     def _probed(self, model: nn.Module, rows: Microbatch) -> torch.Tensor:
@@ -111,7 +115,7 @@ class RepeatedLoss:
         self._require_content(model, error, rows.length)
         self._raised = True
         losses = torch.full((len(rows.names),), torch.nan, device=rows.weight.device)
-        self._made = _Made(model, rows, losses, self._router._armed)
+        self._made = _Made(model, rows, weakref.ref(losses), self._router._armed)
         return losses
 
     def made(self, losses: torch.Tensor) -> bool:
@@ -122,7 +126,7 @@ class RepeatedLoss:
         """
         if self._made is None or self._made.armed is not self._router._armed:
             return False
-        if losses is self._made.losses:
+        if losses is self._made.losses():
             return True
         raise LossShape(
             "LOSS_CHANGED",

@@ -1,5 +1,6 @@
 """Through whole runs: what a private forward writes, which leaves it meets, and what its payloads set off, reach nobody."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -262,6 +263,20 @@ def test_a_hostile_payload_counts_as_zero_and_moves_no_other(world: World, what:
     for name, value in found.items():
         assert torch.allclose(value, expected[name], rtol=0.0, atol=1e-9), name
     assert any(not torch.allclose(value, whole[name], rtol=0.0, atol=1e-6) for name, value in found.items()), "it was drawn"
+
+
+def test_losses_are_let_go_with_the_graph_that_they_carry(world: World) -> None:
+    """Those of the probes too: what hooks remember of a microbatch is as large as its activations."""
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def losses(model: nn.Module, rows: Any) -> torch.Tensor:
+        found = per_example(model, rows)
+        made.append(weakref.ref(found))
+        return found
+
+    with Run(world, net()) as run:
+        run.gradients(next(iter(run.steps)), run.private.loss(losses))
+        assert made and not [one for one in made if one() is not None]
 
 
 def test_whoever_is_repeated_alone_has_the_masks_that_it_has_together(world: World) -> None:
