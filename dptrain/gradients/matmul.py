@@ -163,12 +163,12 @@ class Holding:
         place = (y_KN.data_ptr(), y_KN.shape, y_KN.stride(), y_KN._version)
         known = self._known.get(place)
         if known is None:  # what stands here of a tensor that is gone does not fit, and then entries are compared
-            lengths = torch.linalg.vector_norm(y_KN, dim=0)
+            lengths = _lengths(y_KN, 0)
             chance = torch.Generator().manual_seed(y_KN.shape[1])
             signs = (1.0 - 2.0 * torch.randint(2, lengths.shape, generator=chance)) / lengths.clamp_min(1e-30)
             known = self._known[place] = signs, y_KN @ signs
         signs, summed = known
-        size = torch.linalg.vector_norm(x_MK, dim=1) * y_KN.shape[1] ** 0.5
+        size = _lengths(x_MK, 1) * y_KN.shape[1] ** 0.5
         gap = found_MN @ signs - x_MK @ summed
         if bias_N is not None:
             shift = bias_N * signs
@@ -180,7 +180,7 @@ class Holding:
     def _compare(found_MN: torch.Tensor, x_MK: torch.Tensor, y_KN: torch.Tensor, bias_N: torch.Tensor | None) -> None:
         aten = torch.ops.aten
         true = aten.mm.default(x_MK, y_KN) if bias_N is None else aten.addmm.default(bias_N, x_MK, y_KN)
-        entries = torch.outer(torch.linalg.vector_norm(x_MK, dim=1), torch.linalg.vector_norm(y_KN, dim=0))
+        entries = torch.outer(_lengths(x_MK, 1), _lengths(y_KN, 0))
         alike = (found_MN - true).abs() <= ENTRY * (entries + true.abs())
         alike |= ~true.isfinite() & ~found_MN.isfinite()
         if not bool(alike.all()):
@@ -221,6 +221,17 @@ class Holding:
             finally:
                 way.holding = before
                 self.forget()
+
+
+def _lengths(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Returns the lengths of the rows or columns of a matrix; torch's norm alone takes 20 times as long along those that do not
+    lie in one piece."""
+    if x.stride(dim) == 1:
+        return torch.linalg.vector_norm(x, dim=dim)
+    total = x.new_zeros(x.shape[1 - dim])
+    for part in x.split(128, dim):
+        total += part.square().sum(dim)
+    return total.sqrt_()
 
 
 def _grown(one: Met, full: int) -> tuple[int, int, int]:
