@@ -200,6 +200,7 @@ class Fused:
     def __init__(self, model: nn.Module, active: Callable[[], bool] = lambda: True) -> None:
         _fresh()  # while nothing is intercepted
         self._active = active
+        self._left = False
         self._ours: set[int] = set()
         self._parts: dict[int, tuple[nn.Module, ...]] = {}
         self._found: list[tuple[nn.Module, Known, Forward]] = []
@@ -216,7 +217,7 @@ class Fused:
 
     def unwatched(self, module: nn.Module) -> bool:
         """Tells whether all hooks on a module of the model and on its parts are those of the run."""
-        if not self._active() or _has_any_global_hook():
+        if self._left or not self._active() or _has_any_global_hook():
             return False
         return all(
             self._ours.issuperset(part._forward_hooks)
@@ -225,6 +226,15 @@ class Fused:
             and not part._backward_pre_hooks
             for part in self._parts[id(module)]
         )
+
+    @contextmanager
+    def left(self) -> Iterator[None]:
+        """Has them compute by themselves inside: a graph is made of that, and compared with it factor by factor."""
+        before, self._left = self._left, True
+        try:
+            yield
+        finally:
+            self._left = before
 
     @contextmanager
     def inside(self, products: str) -> Iterator[None]:

@@ -245,7 +245,7 @@ class CompiledLoss:
             return entry, padded
         self._entries[key] = entry
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), self._router.fused.left():
                 warnings.simplefilter("ignore")  # of torch's own, about its use of itself
                 made = make_graph(self._router, self._model, model, self._function, padded, self._like())
             if self._key(model, padded) != key:
@@ -317,7 +317,7 @@ class CompiledLoss:
         expected, gaps, half = [], [], False
         for number, share in enumerate(shares):
             own = some(rows, share)
-            with router.rearmed(own, self._like()):
+            with router.rearmed(own, self._like()), router.fused.left():
                 found = self._function(model, own)
                 router.require_losses(found)
                 router.backward(found, own.weight)

@@ -63,7 +63,7 @@ FASTER = (
         T_FUSED + "test_copies_made_inside_and_others_of_a_class_compute_by_themselves",
     ),
     Mutant(
-        "a sandbox that was left takes it along", FUSED, "if not self._active() or", "if False or",
+        "a sandbox that was left takes it along", FUSED, "or not self._active() or", "or",
         T_FUSED + "test_a_sandbox_that_was_left_takes_it_along",
     ),
     Mutant(
@@ -73,6 +73,10 @@ FASTER = (
     Mutant(
         "an adapter of another kind is another", FUSED, "return all(_linear(one) for one in maps) and", "return",
         T_FUSED + "test_an_adapter_of_another_kind_computes_by_itself",
+    ),
+    Mutant(
+        "a graph is compared with what it was made of", FUSED, "if self._left or not", "if not",
+        "tests/routing/test_compiled.py::test_where_modules_compute_in_fewer_passes_graph_and_comparison_do_not",
     ),
     Mutant(
         "a sample is in float32 whatever the default", FUSED, "3001, dtype=torch.float32)", "3001)",

@@ -63,6 +63,27 @@ def test_the_graph_as_it_was_traced_is_on_the_lattice_of_the_hook_form(family: s
     on_the_lattice(family, m)
 
 
+def test_where_modules_compute_in_fewer_passes_graph_and_comparison_do_not(traced: None) -> None:
+    """The factors of LoRA carry its scale elsewhere there, and a graph would be refused for it."""
+    peft = pytest.importorskip("peft")
+    plain = mlp(width=64)
+    model = peft.get_peft_model(plain.model, peft.LoraConfig(r=8, lora_alpha=48, target_modules=["inner"]))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    scene = Scene(dataclasses.replace(plain, model=model), dtype=torch.float32)
+    rows = scene.microbatch(3)
+    alone = scene.run(rows, compiled=False)
+    with scene.router.fused.inside("fastest"):
+        shorter = scene.run(rows, compiled=False)
+        assert any(not torch.equal(a, b) for a, b in zip(alone, shorter, strict=True)), "nothing took the shorter way"
+        for _ in range(3):
+            found = scene.run(rows, compiled=True)
+    assert scene.compiled.graphs == 1
+    for a, b in zip(alone, found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5 * largest(alone))
+
+
 def on_the_lattice(family: str, m: int) -> None:
     scene = Scene(family, m=m)
     for seed in (3, 4):
