@@ -276,11 +276,15 @@ class GenericRule(Rule):
         """The one output of another run that the gradient belongs to, with the tensors in ``own``."""
         args, kwargs = tree_unflatten(leaves, spec)
         device = next(iter(own.values())).device.type
-        swapped = {key: own[name] for key, name in alias.items()}
+        swapped = self._once({key: own[name] for key, name in alias.items()})
         autocast = torch.autocast(device, dtype=call.autocast, enabled=call.autocast is not None)
         with autocast, _without_checkpoints(self.module):
             out = self.run(swapped, args, kwargs)
         return tree_leaves(out)[call.output]
+
+    def _once(self, swapped: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Leaves one path to each tensor: one that is put in place by two does not come back."""
+        return dict({place_of(self.module, key): (key, value) for key, value in swapped.items()}.values())
 
     def run(self, swapped: dict[str, torch.Tensor], args: tuple, kwargs: dict) -> Any:
         """Runs what the site is with these tensors in the place of its own."""
@@ -310,6 +314,12 @@ class GenericRule(Rule):
             f"{self.described} has no rule of its own and {what}: another run of it would give another gradient; set its "
             "dropout to 0, or freeze the tensors of the module",
         )
+
+
+def place_of(module: nn.Module, key: str) -> tuple[int, str]:
+    """Returns where a tensor of a module lies, whatever path leads there: the id of the module that holds it, and its name."""
+    path, _, name = key.rpartition(".")
+    return id(module.get_submodule(path)), name
 
 
 def _key(place: int, leaves: Sequence[Any], value: torch.Tensor) -> str:

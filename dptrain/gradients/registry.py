@@ -109,6 +109,9 @@ class Rule:
     product = False
     """The output is one fresh product ``x W + bias`` of the first input."""
 
+    runs = False
+    """It runs code of the module, for something other than its gradient: as that of the forward, in the sandbox."""
+
     common = False
     """Its inputs are those of all examples, and have no row per example."""
 

@@ -25,7 +25,8 @@ from torch.utils._pytree import tree_leaves
 from dptrain.blocks.shards import run_with
 from dptrain.errors import UnsupportedModule
 from dptrain.gradients.forms import Dense, Form, promote
-from dptrain.gradients.generic import GenericRule
+from dptrain.gradients.generic import GenericRule, place_of
+from dptrain.gradients.method_calls import Reader, TakenTables, standing_in
 from dptrain.gradients.registry import Call, Rule, gradient_rule
 from dptrain.gradients.rules import looked_up, plain_table
 from dptrain.sandbox.spectrum import function_of
@@ -81,6 +82,7 @@ class PositionRule(Rule):
     """Splits a look-up of the same rows for all examples, spread over them."""
 
     common = True
+    runs = True
 
     def spread(self, output: int, value: object, rows: int) -> torch.Tensor | None:
         if not isinstance(value, torch.Tensor) or not (value.dim() == 2 or (rows > 1 and value.shape[:1] == (1,))):
@@ -160,15 +162,9 @@ class _Borrower(nn.Module):
 class BorrowerRule(GenericRule):
     """Runs a layer again for its own tensors and for a table that its encoder gave it."""
 
-    def __init__(self, name: str, layer: nn.Module, lender: nn.Module, path: str, method: str) -> None:
+    def __init__(self, name: str, layer: nn.Module, lender: nn.Module, method: str) -> None:
         super().__init__(name, _Borrower(layer, lender, method), whole=True)
         self.described = f"module {name!r} ({type(layer).__name__})"
-        self._inside = f"lender.{path}."
-
-    def run(self, swapped: dict[str, torch.Tensor], args: tuple, kwargs: dict) -> Any:
-        # The layer's own tensors can be reached by two paths, and would not come back if they were put in place by both.
-        once = {key: value for key, value in swapped.items() if not key.startswith(self._inside)}
-        return super().run(once, args, kwargs)
 
 
 @dataclass(frozen=True)
@@ -176,16 +172,18 @@ class Listed:
     """A site that the lists give.
 
     Attributes:
-        module: whose calls are seen. tensors: the trained ones, by their names in the rule's module. taken: their full names.
-        method: of the module, where that is the site, and not the module's forward.
+        module: whose calls are seen. tensors: the trained ones, by their names in the rule's module. taken: where those lie
+            (:func:`place_of`) that no other site sees. method: of the module, where that is the site, and not its forward.
+        lends: the module and the method that gives this one a table.
     """
 
     name: str
     module: nn.Module
     rule: Rule
     tensors: dict[str, nn.Parameter]
-    taken: frozenset[str]
+    taken: frozenset[tuple[int, str]]
     method: str = ""
+    lends: tuple[nn.Module, str] | None = None
 
 
 def listed_sites(model: nn.Module, trained: Collection[int]) -> Iterator[Listed]:
@@ -209,19 +207,24 @@ def listed_sites(model: nn.Module, trained: Collection[int]) -> Iterator[Listed]
             child = getattr(module, TABLES[kind])
             if type(child) is nn.Embedding and id(child.weight) in trained:
                 yield _positions(at + TABLES[kind], child, {"weight": child.weight})
-        if (kind := _is(module, METHODS)) and METHODS[kind].name not in vars(module):
+        if (kind := _is(module, METHODS)) and _is_own(module, METHODS[kind].name):
             method = METHODS[kind]
             read = {key: own[key] for key in method.tensors if key in own}
             if read:
-                rule, taken = MethodRule(name, module, method.name), frozenset(at + key for key in read if method.alone)
-                yield Listed(at + method.name, module, rule, read, taken, method.name)
-        if kind := _is(module, LENT):
+                taken = frozenset(place_of(module, key) for key in read if method.alone)
+                yield Listed(at + method.name, module, MethodRule(name, module, method.name), read, taken, method.name)
+        if (kind := _is(module, LENT)) and _is_own(module, LENT[kind][0]):
             yield from _borrowers(at, module, own, *LENT[kind])
+
+
+def _is_own(module: nn.Module, method: str) -> bool:
+    """Tells whether a module runs the method of its class, and none that a user put on it."""
+    return method not in vars(module) or standing_in(module, method) is not None
 
 
 def _positions(name: str, module: nn.Module, own: dict[str, nn.Parameter]) -> Listed:
     plain_table(module, frozenset(own))
-    return Listed(name, module, PositionRule(name, module), own, frozenset(f"{name}.{key}" for key in own))
+    return Listed(name, module, PositionRule(name, module), own, frozenset(place_of(module, key) for key in own))
 
 
 def _borrowers(
@@ -229,7 +232,7 @@ def _borrowers(
 ) -> Iterator[Listed]:
     """Yields the layers that are given a trained table."""
     lent = {key: own[key] for key in keys if key in own}
-    if not lent or method in vars(lender):
+    if not lent:
         return
     for path, layer in lender.named_modules():
         if not _is(layer, (borrower,)):
@@ -237,31 +240,17 @@ def _borrowers(
         inner = {key: value for key, value in own.items() if key.startswith(f"{path}.")}
         tensors = {f"layer.{key.removeprefix(f'{path}.')}": value for key, value in inner.items()}
         tensors |= {f"lender.{key}": value for key, value in lent.items()}
-        taken = frozenset(at + key for key in (*inner, *lent))
-        yield Listed(at + path, layer, BorrowerRule(at + path, layer, lender, path, method), tensors, taken)
+        taken = frozenset(place_of(lender, key) for key in (*inner, *lent))
+        yield Listed(at + path, layer, BorrowerRule(at + path, layer, lender, method), tensors, taken, lends=(lender, method))
 
 
-class MethodCalls:
-    """Stands in for the method of one site; :meth:`detach` leaves no trace on the module.
-
-    Args:
-        begin, end: what a router does before and after a call of a module; ``end`` may return another output.
-    """
-
-    def __init__(
-        self, module: nn.Module, method: str, begin: Callable[[nn.Module, tuple], None], end: Callable[..., object | None]
-    ) -> None:
-        self._module, self._method = module, method
-        self._begin, self._end = begin, end
-
-    def attach(self) -> None:
-        vars(self._module)[self._method] = self.call
-
-    def detach(self) -> None:
-        vars(self._module).pop(self._method, None)
-
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        self._begin(self._module, args)
-        output = function_of(self._module, self._method)(self._module, *args, **kwargs)
-        changed = self._end(self._module, args, kwargs, output)
-        return output if changed is None else changed
+def watch(model: nn.Module, sites: Collection[Listed], armed: Callable[[], bool]) -> TakenTables:
+    """Returns the watch over the modules that hold what these sites took: beside those that are sites themselves."""
+    modules = {id(module): module for module in model.modules()}
+    holders: dict[nn.Module, set[Reader]] = {}
+    for site in sites:
+        for holder, _ in site.taken:
+            if holder != id(site.module):
+                readers: tuple[Reader, ...] = ((site.module, site.method), *((site.lends,) if site.lends else ()))
+                holders.setdefault(modules[holder], set()).update(readers)
+    return TakenTables(model, holders, armed)

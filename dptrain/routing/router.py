@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
 from dptrain.clipping.exactness import Sums, sums_for
@@ -25,10 +25,11 @@ from dptrain.errors import CoupledModel, LossShape, UnsupportedModule
 from dptrain.geometry.charts import charted
 from dptrain.gradients.forms import Dense, Piece, narrow
 from dptrain.gradients.fused import Fused
-from dptrain.gradients.generic import GenericRule
+from dptrain.gradients.generic import GenericRule, place_of
+from dptrain.gradients.method_calls import MethodCalls
 from dptrain.gradients.poison import check_poisoned
 from dptrain.gradients.registry import Call, Rule, described, rule_of, settled
-from dptrain.gradients.shared_tables import MethodCalls, listed_sites
+from dptrain.gradients.shared_tables import Listed, listed_sites, watch
 from dptrain.gradients.whole_modules import SpreadPrompts, prompt_models
 from dptrain.routing.capture import Kept, Tap, in_reentrant_checkpoint
 from dptrain.sandbox import Entry, Given, Sandbox
@@ -115,13 +116,19 @@ class Router:
             sandbox.own(self._anchor)
         self._begun: dict[str, int] = {}
         self._handles: list[RemovableHandle] = []
-        self.sites = list(self._find_sites(model))
-        self._standing: list[SpreadPrompts | MethodCalls] = [
-            *(SpreadPrompts(module, self._is_armed) for module in prompt_models(model)),
+        listed = list(listed_sites(model, self._index.keys()))
+        self.sites = list(self._find_sites(model, listed))
+        self._taken = watch(model, listed, self._is_armed)
+        lends = {(id(lender), method): (lender, method) for lender, method in (one.lends for one in listed if one.lends)}
+        self._methods = [
             *(
-                MethodCalls(site.module, site.method, partial(self._begin, site), partial(self._capture, site))
+                MethodCalls(site.module, site.method, self._taken, partial(self._begin, site), partial(self._capture, site))
                 for site in self.sites if site.method
             ),
+            *(MethodCalls(lender, method, self._taken) for lender, method in lends.values()),
+        ]  # fmt: skip
+        self._standing: list[SpreadPrompts | MethodCalls] = [
+            *(SpreadPrompts(module, self._is_armed) for module in prompt_models(model)), *self._methods,
         ]  # fmt: skip
         self.fused = Fused(model, lambda: sandbox is None or sandbox.active)
         """Forwards in fewer passes over memory, for the time of a microbatch."""
@@ -141,19 +148,19 @@ class Router:
         self.verified: frozenset[str] | None = None
         """Sites that the probes have seen run; any other is refused when it first runs. None while nothing was probed."""
 
-    def _find_sites(self, model: nn.Module) -> Iterator[Site]:
+    def _find_sites(self, model: nn.Module, listed: list[Listed]) -> Iterator[Site]:
         inside: tuple[str, ...] = ()
-        taken: set[str] = set()
-        for listed in listed_sites(model, self._index.keys()):
-            taken |= listed.taken
-            yield self._site(listed.name, listed.module, listed.rule, listed.tensors, listed.method)
+        taken: set[tuple[int, str]] = set()
+        for one in listed:
+            taken |= one.taken
+            yield self._site(one.name, one.module, one.rule, one.tensors, one.method)
         for name, module in model.named_modules():
             if name.startswith(inside):
                 continue
             below = {
                 key: parameter
                 for key, parameter in module.named_parameters(remove_duplicate=False)
-                if id(parameter) in self._index and (f"{name}.{key}" if name else key) not in taken
+                if id(parameter) in self._index and not (taken and place_of(module, key) in taken)
             }
             rule = rule_of(name, module, frozenset(below))
             if rule is None:
@@ -190,6 +197,7 @@ class Router:
                 self._handles.append(site.module.register_forward_pre_hook(partial(self._begin, site)))
             self._handles.append(site.module.register_forward_hook(partial(self._capture, site), with_kwargs=True))
 
+        self._handles.extend(self._taken.attach())
         for standing in self._standing:
             standing.attach()
         if self.sandbox is not None:
@@ -235,11 +243,20 @@ class Router:
 
         Guarantee: what is captured lies in blocks permitted to one contribution at least. It is masked for each by its
         coefficients (:meth:`Bounds.masked`), or by its blocks where each is summed by itself (:meth:`Bounds.profiles`).
+
+        Raises:
+            UnsupportedModule: code METHOD_CHANGED, a method that a gradient is found by was replaced since the start.
         """
+        self._require_methods()
+        self._taken.begin()
         blocks = frozenset(torch.nonzero(permitted_NG.any(0)).flatten().tolist()) | (reach or frozenset())
         active = frozenset(i for i, (g, _) in enumerate(self.tensors) if g in blocks)
         self._serial += 1
         self._armed = _Armed(self._serial, contributions, examples, active)
+
+    def _require_methods(self) -> None:
+        for method in self._methods:
+            method.require()
 
     @contextmanager
     def rearmed(self, rows: Microbatch, like: "_Armed | None" = None, given: Given | None = None) -> Iterator[None]:
@@ -414,9 +431,13 @@ class Router:
         armed.half = armed.half or _half(leaves)
         begins = not any(isinstance(value, torch.Tensor) and value.requires_grad for value in args)
         draws = self._drawn(site) if generic else ()
+        given = {id(value) for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)} if site.method else ()
         for place, value in enumerate(leaves):
             if not isinstance(value, torch.Tensor) or not value.is_floating_point():
                 continue
+            if id(value) in given:  # what follows may write it, and what went in is kept
+                value = leaves[place] = value.clone()
+                changed = True
             if len(leaves) > 1 and value.requires_grad:
                 # Inside, one output may be made of another: what is seen here is what flows in from outside alone.
                 value = leaves[place] = value.view_as(value)
@@ -481,8 +502,8 @@ class Router:
         return nullcontext() if self.sandbox is None else self.sandbox.aside()
 
     def _aside(self, site: Site) -> AbstractContextManager[None]:
-        """Our own operations need no sandbox; a module that is run again does."""
-        return nullcontext() if site.rule.again else self.aside()
+        """Our own operations need no sandbox; code of a module that runs again does."""
+        return nullcontext() if site.rule.again or site.rule.runs else self.aside()
 
     def _deliver(self, armed: _Armed, index: int, piece: Piece) -> None:
         """Hands a piece in; of a tensor that is split, what lies in each part that is captured."""
@@ -525,6 +546,7 @@ class Router:
             NotPrivateUse: code FOREIGN_LEAF, something outside the model would get a raw gradient.
         """
         assert self._armed is not None
+        self._require_methods()
         self._armed.pieces.clear()
         sandbox = self.sandbox
         weight = weight.to(losses, non_blocking=True)
