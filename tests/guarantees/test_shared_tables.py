@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,11 +20,13 @@ from transformers.models.recurrent_gemma import modeling_recurrent_gemma as recu
 from dptrain.blocks.stack import layer_stack  # noqa: E402
 from dptrain.clipping.resolver import Block, Schedule  # noqa: E402
 from dptrain.errors import UnsupportedModule  # noqa: E402
+from dptrain.gradients.generic import GenericRule  # noqa: E402
 from dptrain.gradients.registry import Call  # noqa: E402
 from dptrain.gradients.shared_tables import LENT, METHODS, POSITIONS, TABLES, PositionRule  # noqa: E402
 from dptrain.parallel import together  # noqa: E402
 from dptrain.routing import Router  # noqa: E402
 from dptrain.sandbox import Sandbox  # noqa: E402
+from tests.guarantees import peers  # noqa: E402
 from tests.reference.compare import compare  # noqa: E402
 from tests.zoo.families import ZOO  # noqa: E402
 from tests.zoo.family import LIBRARY, RANDOM  # noqa: E402
@@ -34,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice"
 
 WAYS = (
     "Blenderbot", "MPNet", "DeBERTa v3", "Perceiver", "ProphetNet, table of n-grams frozen", "wav2vec 2.0 CTC",
-    "RecurrentGemma",
+    "wav2vec 2.0 CTC of several lengths, without masking", "RecurrentGemma",
 )  # fmt: skip
 """One family for every way of a listed class."""
 
@@ -221,6 +224,244 @@ def test_a_method_that_a_user_put_on_a_module_is_served_by_no_list() -> None:
     encoder = model.mpnet.encoder
     encoder.compute_position_bias = lambda x: type(encoder).compute_position_bias(encoder, x)
     assert not any(site.method for site in routed(model).sites)
+
+
+class Sentences(nn.Module):
+    """An MPNet with a head; ``late`` has its table read by another way too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mpnet = mpnet.MPNetModel(
+            mpnet.MPNetConfig(vocab_size=50, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8),
+            add_pooling_layer=False,
+        )
+        self.head = nn.Linear(8, 3)
+        self.late = False
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        states = self.mpnet(ids).last_hidden_state
+        if self.late:
+            table = self.mpnet.encoder.relative_attention_bias
+            states = states * (1.0 + table(torch.arange(8).expand(len(ids), 8)).mean((1, 2))[:, None, None])
+        return self.head(states.mean(1))
+
+
+def in_the_second_step(tmp_path: Path, change: Callable[[Sentences], object]) -> tuple[str, Sentences]:
+    """The code of the refusal where a run goes on after ``change``, and the model when the run is closed."""
+    model = Sentences()
+    with peers.Run(peers.small_world(tmp_path, steps=2), model, layers="mpnet.encoder.layer") as run:
+        steps = iter(run.steps)
+        run.gradients(next(steps))
+        run.optimizer.step()
+        change(model)
+        with pytest.raises(UnsupportedModule) as raised:
+            run.gradients(next(steps))
+    return raised.value.code, model
+
+
+def biases(encoder: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """What the method of the class does, said otherwise."""
+    return type(encoder).compute_position_bias(encoder, x) * 1.0
+
+
+def test_a_method_put_on_a_module_in_a_run_is_refused_and_stays_the_users(tmp_path: Path) -> None:
+    def change(model: Sentences) -> None:
+        model.mpnet.encoder.compute_position_bias = types.MethodType(biases, model.mpnet.encoder)
+
+    code, model = in_the_second_step(tmp_path, change)
+    assert code == "METHOD_CHANGED"
+    assert vars(model.mpnet.encoder)["compute_position_bias"].__func__ is biases
+
+
+def test_a_table_that_another_module_comes_to_read_is_refused(tmp_path: Path) -> None:
+    assert in_the_second_step(tmp_path, lambda model: setattr(model, "late", True))[0] == "TABLE_ELSEWHERE"
+
+
+def test_what_is_called_beside_a_listed_method_is_refused_only_where_a_gradient_would_be_lost() -> None:
+    model, ids = Sentences(), torch.randint(50, (3, 8))
+    model.late = True
+    router = routed(model, "mpnet.encoder.layer")
+    router.attach()
+    model(ids)
+    router.arm(3, 1, torch.ones(3, 1, dtype=torch.bool))
+    copy.deepcopy(model)(ids)
+    with torch.no_grad():
+        model(ids)
+    with pytest.raises(UnsupportedModule) as raised:
+        model(ids)
+    assert raised.value.code == "TABLE_ELSEWHERE"
+    assert "compute_position_bias of MPNetEncoder" in raised.value.sentence
+    router.disarm()
+    router.detach()
+
+
+WATCHED = {
+    "MPNet": ("mpnet.encoder", "compute_position_bias", "mpnet.encoder.layer"),
+    "DeBERTa v3": ("deberta.encoder", "get_rel_embedding", "deberta.encoder.layer"),
+}
+
+
+@pytest.mark.parametrize("where", ["module", "class", "taken off"])
+@pytest.mark.parametrize("name", WATCHED)
+def test_a_listed_method_is_that_of_the_start_in_every_microbatch(
+    name: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a microbatch begins, and when its backward pass does."""
+    family, (path, method, layers) = ZOO[name], WATCHED[name]
+    model, rows = family.build(LIBRARY).eval(), family.rows(3)
+    holder, everybody = model.get_submodule(path), torch.ones(3, 1, dtype=torch.bool)
+    router = routed(model, layers)
+    router.attach()
+    router.arm(3, 1, everybody)
+    losses = family.loss(model, rows)
+    if where == "taken off":
+        monkeypatch.delitem(vars(holder), method)
+    elif where == "module":
+        monkeypatch.setitem(vars(holder), method, types.MethodType(vars(type(holder))[method], holder))
+    else:
+        own = vars(type(holder))[method]
+        monkeypatch.setattr(type(holder), method, lambda self, *args: own(self, *args))
+    with pytest.raises(UnsupportedModule) as in_backward:
+        router.backward(losses, torch.ones(3))
+    router.disarm()
+    with pytest.raises(UnsupportedModule) as at_begin:
+        router.arm(3, 1, everybody)
+    assert (in_backward.value.code, at_begin.value.code) == ("METHOD_CHANGED",) * 2
+    monkeypatch.undo()
+    router.arm(3, 1, everybody)  # what was there is there again
+    router.disarm()
+    router.detach()
+    assert method not in vars(holder)
+
+
+class Positions(peers.Net):
+    """A table of positions, one of ours or a listed one, looked up at positions that come with the rows."""
+
+    def __init__(self, listed: bool) -> None:
+        super().__init__()
+        self.positions = (blenderbot.BlenderbotLearnedPositionalEmbedding if listed else nn.Embedding)(16, 8)
+        self.listed = listed
+
+    def forward(self, ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        at = self.positions(ids.shape, position_ids=places) if self.listed else self.positions(places)
+        states = self.embed(ids) + at
+        for layer in self.layers:
+            states = torch.tanh(layer(states))
+        return self.head(states.mean(1))
+
+
+def test_a_position_out_of_range_counts_as_zero_and_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def placed(examples):
+        rows = peers.collate(examples)
+        outside = torch.tensor([example["seed"] == 2 for example in examples])
+        return rows | {"places": (rows["ids"] % 16).masked_fill(outside[:, None], 99)}
+
+    def losses(model, rows):
+        return nn.functional.cross_entropy(model(rows["ids"], rows["places"]), rows["labels"], reduction="none")
+
+    monkeypatch.setattr(peers, "per_example", losses)
+    released = []
+    for listed in (False, True):
+        torch.manual_seed(0)
+        world = peers.small_world(tmp_path / str(listed))
+        with peers.Run(world, Positions(listed).double(), collate_fn=placed) as run:
+            released.append(run.gradients(next(iter(run.steps)), losses))
+            assert 2 in run.drawn[0], "the one whose position is out of range was drawn"
+    torch.testing.assert_close(released[1], released[0])
+
+
+def test_layers_that_are_one_module_train_exactly_and_stay_the_models_own() -> None:
+    family = ZOO["DeBERTa v3"]
+    model = family.build(RANDOM).double()
+    layers = model.deberta.encoder.layer
+    layers[1] = layers[0]
+    before = dict(model.named_parameters(remove_duplicate=False))
+    compare(model, family.rows(9), family.loss, redraw=3, layers="deberta.encoder.layer")
+    after = dict(model.named_parameters(remove_duplicate=False))
+    assert all(after[name] is before[name] for name in before)
+
+
+class Twice(nn.Module):
+    """Two names for one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.second = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).tanh())
+
+
+def test_a_module_that_ran_again_holds_the_parameters_that_it_held() -> None:
+    module = Twice().double()
+    before = dict(module.named_parameters(remove_duplicate=False))
+    x, grad = torch.randn(2, 2, 3, dtype=torch.float64)
+    call = Call((x,), {}, 2, 1, wanted=frozenset(before))
+    found = GenericRule("", module, whole=True)(module, call, grad)
+    after = dict(module.named_parameters(remove_duplicate=False))
+    assert all(after[name] is before[name] for name in before)
+    for i in range(2):
+        expected = torch.autograd.grad((module(x[i : i + 1]) * grad[i]).sum(), list(module.parameters()))
+        for key, truth in zip(("second.weight", "second.bias"), expected, strict=True):
+            torch.testing.assert_close(found[key].dense(before[key].shape)[i], truth)
+
+
+EARLIER = {
+    "DeBERTa v3": ("deberta.encoder.layer.0.attention.self", "deberta.encoder.layer"),
+    "MPNet": ("mpnet.encoder.relative_attention_bias", "mpnet.encoder.layer"),
+}
+
+
+@pytest.mark.parametrize("name", EARLIER)
+def test_what_is_taken_is_taken_under_every_name(name: str) -> None:
+    """A module that is registered a second time, earlier, is still the one that a list has."""
+    family, (path, layers) = ZOO[name], EARLIER[name]
+    model = family.build(RANDOM).double()
+    own, model._modules = model._modules, {"earlier": model.get_submodule(path)}
+    model._modules.update(own)
+    compare(model, family.rows(9), family.loss, redraw=3, layers=layers)
+
+
+@pytest.mark.parametrize("name", WATCHED)
+def test_a_copy_made_in_a_run_can_have_a_run_of_its_own(name: str) -> None:
+    family, (path, method, layers) = ZOO[name], WATCHED[name]
+    model = family.build(LIBRARY)
+    router = routed(model, layers)
+    router.attach()
+    router.arm(3, 1, torch.ones(3, 1, dtype=torch.bool))
+    copied = copy.deepcopy(model)
+    router.disarm()
+    own = routed(copied.requires_grad_(True), layers)
+    assert [site.name for site in own.sites] == [site.name for site in router.sites]
+    own.attach()
+    own.arm(3, 1, torch.ones(3, 1, dtype=torch.bool))
+    own.detach()
+    router.detach()
+    assert not any(method in vars(holder.get_submodule(path)) for holder in (model, copied))
+
+
+@pytest.mark.parametrize("first_left", [0, 1])
+@pytest.mark.parametrize("name", WATCHED)
+def test_runs_that_are_open_at_once_each_find_their_gradients(name: str, first_left: int) -> None:
+    family, (path, method, layers) = ZOO[name], WATCHED[name]
+    model, rows = family.build(RANDOM).eval(), family.rows(3)
+    routers = [routed(model.requires_grad_(True), layers) for _ in range(2)]
+    for router in routers:
+        router.attach()
+    found = []
+    for router in routers:
+        router.arm(3, 1, torch.ones(3, 1, dtype=torch.bool))
+        router.backward(family.loss(model, rows), torch.ones(3))
+        found.append({i: sum(p.norm_sq() for p in pieces) for i, pieces in router.pieces.items()})
+        router.disarm()
+    assert found[0].keys() == found[1].keys() == set(range(len(routers[0].tensors)))
+    torch.testing.assert_close(found[0], found[1])
+    routers[first_left].detach()
+    left = routers[1 - first_left]
+    left.arm(3, 1, torch.ones(3, 1, dtype=torch.bool))
+    left.disarm()
+    left.detach()
+    assert method not in vars(model.get_submodule(path))
 
 
 def test_a_copy_of_a_model_in_a_run_is_a_plain_model() -> None:

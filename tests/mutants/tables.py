@@ -3,6 +3,8 @@
 from tests.mutants.mutant import Mutant
 
 LISTS = "dptrain/gradients/shared_tables.py"
+CALLS = "dptrain/gradients/method_calls.py"
+GENERIC = "dptrain/gradients/generic.py"
 WHOLE = "dptrain/gradients/whole_modules.py"
 ROUTER = "dptrain/routing/router.py"
 SPECTRUM = "dptrain/sandbox/spectrum.py"
@@ -12,6 +14,8 @@ T_MASKS = "tests/sandbox/test_spectrum.py::"
 
 _EXACT = T + "test_listed_classes_train_exactly_through_the_start_of_a_run"
 _SAME = T + "test_a_forward_gives_the_same_numbers_whether_a_microbatch_is_armed_or_not"
+_METHOD = T + "test_a_listed_method_is_that_of_the_start_in_every_microbatch"
+_BESIDE = T + "test_what_is_called_beside_a_listed_method_is_refused_only_where_a_gradient_would_be_lost"
 _LIKE = T_MASKS + "test_masks_are_distributed_as_the_librarys"
 _ALONE = T_MASKS + "test_a_row_has_the_same_mask_whoever_else_is_there"
 
@@ -26,13 +30,40 @@ TABLES = (
            "unflatten(0, (call.contributions, call.examples))[:, 0])}", _EXACT),
     Mutant("what is spread is nobody else's", LISTS, "return value.clone() if isinstance(value, torch.Tensor) else None",
            "return None", T + "test_what_is_spread_over_the_rows_may_be_written"),
-    Mutant("a layer's own tensors come back", LISTS, "if not key.startswith(self._inside)}", "}", _EXACT),
+    Mutant("a module that ran again has its own tensors", GENERIC, "dict({place_of(self.module, key): (key, value)",
+           "dict({key: (key, value)", T + "test_a_module_that_ran_again_holds_the_parameters_that_it_held"),
+    Mutant("layers that are one module come back as they were", GENERIC, "dict({place_of(self.module, key): (key, value)",
+           "dict({(key,): (key, value)", T + "test_layers_that_are_one_module_train_exactly_and_stay_the_models_own"),
     Mutant("a layer runs again with the table of its encoder", LISTS, "{**kwargs, GIVEN: lent}", "{**kwargs}", _EXACT),
-    Mutant("no method stays on a module", LISTS, "vars(self._module).pop(self._method, None)", "pass", _SAME),
+    Mutant("no method stays on a module", CALLS, "del vars(self.module)[self.method]", "pass", _SAME),
+    Mutant("a method of a user's stays on a module", CALLS, "if above is self and self.below is None:", "if self.below is None:",
+           T + "test_a_method_put_on_a_module_in_a_run_is_refused_and_stays_the_users"),
+    Mutant("a method is seen in every microbatch", CALLS, "if not seen or getattr(", "if getattr(", _METHOD),
+    Mutant("a method is that of its class at the start", CALLS, "is not self._function:", "is None:", _METHOD),
+    Mutant("methods are looked at where a microbatch begins", ROUTER, "        self._require_methods()\n        self._taken",
+           "        self._taken", _METHOD),
+    Mutant("methods are looked at where a backward pass begins", ROUTER,
+           "        self._require_methods()\n        self._armed.pieces", "        self._armed.pieces", _METHOD),
+    Mutant("a method that lends a table is watched", ROUTER, "for lender, method in lends.values()),", "for lender, method in ()),",
+           _METHOD),
+    Mutant("a table that is called elsewhere is refused", CALLS, "if any(self._running.get(", "if True or any(self._running.get(",
+           T + "test_a_table_that_another_module_comes_to_read_is_refused"),
+    Mutant("a call that no gradient is asked of is nobody's", CALLS, "self._armed() or not torch.is_grad_enabled()",
+           "self._armed()", _BESIDE),
+    Mutant("a copy is not watched", CALLS, 'return {"_live": False}', "return self.__dict__", _BESIDE),
+    Mutant("a copy gives way", LISTS, " or standing_in(module, method) is not None", "",
+           T + "test_a_copy_made_in_a_run_can_have_a_run_of_its_own"),
+    Mutant("a method that stands below another is seen", CALLS, "if self.below is None else self.below.call\n",
+           "if True else None\n", T + "test_runs_that_are_open_at_once_each_find_their_gradients"),
+    Mutant("what a method gives back may be written", ROUTER, "if id(value) in given:", "if False:", _EXACT),
+    Mutant("code of a module runs in the sandbox", ROUTER, "site.rule.again or site.rule.runs", "site.rule.again",
+           T + "test_a_position_out_of_range_counts_as_zero_and_stops_nobody"),
+    Mutant("a tensor is taken where it lies", GENERIC, "return id(module.get_submodule(path)), name", "return id(module), key",
+           T + "test_what_is_taken_is_taken_under_every_name"),
     Mutant("nothing inside of what runs again is sharded", "dptrain/parallel/together.py", "shards_inside(site.rule.module)",
            "shards_inside(site.module)", T + "test_a_layer_that_runs_again_with_its_encoder_wants_all_of_that_at_one_place"),
     Mutant("a tensor of a method is no site of the module", ROUTER,
-           ' and (f"{name}.{key}" if name else key) not in taken', "", _EXACT),
+           " and not (taken and place_of(module, key) in taken)", "", _EXACT),
     Mutant("a recurrence begins from no state", WHOLE, "= module.recurrent_states, None", "= (module.recurrent_states,) * 2",
            _EXACT),
     Mutant("the mask of a row is rounded by its own number", SPECTRUM, "+ numbers[:, 0])", "+ numbers[:1, 0])", _ALONE),

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 from tests.zoo import losses, records
 from tests.zoo.families.encoders import IDS
 from tests.zoo.family import Family, Layers, hf
@@ -45,6 +47,9 @@ SOUNDS = (
           do_stable_layer_norm=True, apply_spec_augment=False, layerdrop=0.0),
     hears("wav2vec 2.0 CTC, without masking", "Wav2Vec2ForCTC", ctc=True, feat_extract_norm="layer", do_stable_layer_norm=True,
           apply_spec_augment=False),
+    Family("wav2vec 2.0 CTC of several lengths, without masking", KIND, hf("Wav2Vec2ForCTC", WAVE, feat_extract_norm="layer",
+                                                                         do_stable_layer_norm=True, apply_spec_augment=False),
+           records.sound, lambda e: _short(records.spoken(e)), losses.transcribe, model="Wav2Vec2ForCTC"),
     hears("HuBERT, without masking and layer drop", "HubertForSequenceClassification", feat_extract_norm="layer",
           apply_spec_augment=False, layerdrop=0.0),
     hears("WavLM", "WavLMForSequenceClassification", feat_extract_norm="layer"),
@@ -86,6 +91,14 @@ SOUNDS = (
             "num_mel_bins": BINS, "subsampling_conv_channels": 4, "subsampling_factor": 2, "conv_kernel_size": 3}}),
         records.spectrum, lambda e: _ctc(records.transcribed(e)), losses.transcribe, model="ParakeetForCTC"),
 )  # fmt: skip
+
+
+def _short(rows: dict[str, Any]) -> dict[str, Any]:
+    """Every other sound is shorter, and padded."""
+    wave = rows["input_values"]
+    ends = wave.shape[1] - 8 * (rows["labels"][:, :1] % 2)
+    inside = torch.arange(wave.shape[1]) < ends
+    return rows | {"input_values": wave * inside, "attention_mask": inside.long()}
 
 
 def _frames(rows: dict[str, Any]) -> dict[str, Any]:
