@@ -26,10 +26,9 @@ from dptrain.geometry.charts import charted
 from dptrain.gradients.forms import Dense, Piece, narrow
 from dptrain.gradients.fused import Fused
 from dptrain.gradients.generic import GenericRule, place_of
-from dptrain.gradients.method_calls import MethodCalls
 from dptrain.gradients.poison import check_poisoned
 from dptrain.gradients.registry import Call, Rule, described, rule_of, settled
-from dptrain.gradients.shared_tables import Listed, listed_sites, watch
+from dptrain.gradients.shared_tables import Listed, MethodCalls, listed_sites, watch
 from dptrain.gradients.whole_modules import SpreadPrompts, prompt_models
 from dptrain.routing.capture import Kept, Tap, in_reentrant_checkpoint
 from dptrain.sandbox import Entry, Given, Sandbox

@@ -3,7 +3,6 @@
 from tests.mutants.mutant import Mutant
 
 LISTS = "dptrain/gradients/shared_tables.py"
-CALLS = "dptrain/gradients/method_calls.py"
 GENERIC = "dptrain/gradients/generic.py"
 WHOLE = "dptrain/gradients/whole_modules.py"
 ROUTER = "dptrain/routing/router.py"
@@ -22,7 +21,7 @@ _ALONE = T_MASKS + "test_a_row_has_the_same_mask_whoever_else_is_there"
 TABLES = (
     Mutant("lists serve classes of transformers alone", LISTS, ' and kind.__module__.startswith("transformers.") else None',
            " else None", T + "test_a_class_of_ones_own_is_served_by_no_list"),
-    Mutant("a method of a user's own is no site", LISTS, "and METHODS[kind].name not in vars(module):", "and True:",
+    Mutant("a method of a user's own is no site", LISTS, "return method not in vars(module) or", "return True or",
            T + "test_a_method_that_a_user_put_on_a_module_is_served_by_no_list"),
     Mutant("a module tells which rows it takes", LISTS, "call.kwargs))[0].long()", "call.kwargs))[0].long().mul(0)", _EXACT),
     Mutant("a tensor that is repeated has the gradient of every example", LISTS,
@@ -35,25 +34,25 @@ TABLES = (
     Mutant("layers that are one module come back as they were", GENERIC, "dict({place_of(self.module, key): (key, value)",
            "dict({(key,): (key, value)", T + "test_layers_that_are_one_module_train_exactly_and_stay_the_models_own"),
     Mutant("a layer runs again with the table of its encoder", LISTS, "{**kwargs, GIVEN: lent}", "{**kwargs}", _EXACT),
-    Mutant("no method stays on a module", CALLS, "del vars(self.module)[self.method]", "pass", _SAME),
-    Mutant("a method of a user's stays on a module", CALLS, "if above is self and self.below is None:",
+    Mutant("no method stays on a module", LISTS, "del vars(self.module)[self.method]", "pass", _SAME),
+    Mutant("a method of a user's stays on a module", LISTS, "if above is self and self.below is None:",
            "if self.below is None:", T + "test_a_method_put_on_a_module_in_a_run_is_refused_and_stays_the_users"),
-    Mutant("a method is seen in every microbatch", CALLS, "if not seen or getattr(", "if getattr(", _METHOD),
-    Mutant("a method is that of its class at the start", CALLS, "is not self._function:", "is None:", _METHOD),
+    Mutant("a method is seen in every microbatch", LISTS, "if not seen or getattr(", "if getattr(", _METHOD),
+    Mutant("a method is that of its class at the start", LISTS, "is not self._function:", "is None:", _METHOD),
     Mutant("methods are looked at where a microbatch begins", ROUTER, "        self._require_methods()\n        self._taken",
            "        self._taken", _METHOD),
     Mutant("methods are looked at where a backward pass begins", ROUTER,
            "        self._require_methods()\n        self._armed.pieces", "        self._armed.pieces", _METHOD),
     Mutant("a method that lends a table is watched", ROUTER, "for lender, method in lends.values()),",
            "for lender, method in ()),", _METHOD),
-    Mutant("a table that is called elsewhere is refused", CALLS, "if any(self._running.get(",
+    Mutant("a table that is called elsewhere is refused", LISTS, "if any(self._running.get(",
            "if True or any(self._running.get(", T + "test_a_table_that_another_module_comes_to_read_is_refused"),
-    Mutant("a call that no gradient is asked of is nobody's", CALLS, "self._armed() or not torch.is_grad_enabled()",
+    Mutant("a call that no gradient is asked of is nobody's", LISTS, "self._armed() or not torch.is_grad_enabled()",
            "self._armed()", _BESIDE),
-    Mutant("a copy is not watched", CALLS, 'return {"_live": False}', "return self.__dict__", _BESIDE),
+    Mutant("a copy is not watched", LISTS, 'return {"_live": False}', "return self.__dict__", _BESIDE),
     Mutant("a copy gives way", LISTS, " or standing_in(module, method) is not None", "",
            T + "test_a_copy_made_in_a_run_can_have_a_run_of_its_own"),
-    Mutant("a method that stands below another is seen", CALLS, "if self.below is None else self.below.call\n",
+    Mutant("a method that stands below another is seen", LISTS, "if self.below is None else self.below.call\n",
            "if True else None\n", T + "test_runs_that_are_open_at_once_each_find_their_gradients"),
     Mutant("what a method gives back may be written", ROUTER, "if id(value) in given:", "if False:", _EXACT),
     Mutant("code of a module runs in the sandbox", ROUTER, "site.rule.again or site.rule.runs", "site.rule.again",
