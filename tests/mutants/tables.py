@@ -49,7 +49,6 @@ TABLES = (
            "if True or any(self._running.get(", T + "test_a_table_that_another_module_comes_to_read_is_refused"),
     Mutant("a call that no gradient is asked of is nobody's", LISTS, "self._armed() or not torch.is_grad_enabled()",
            "self._armed()", _BESIDE),
-    Mutant("a copy is not watched", LISTS, 'return {"_live": False}', "return self.__dict__", _BESIDE),
     Mutant("a copy gives way", LISTS, " or standing_in(module, method) is not None", "",
            T + "test_a_copy_made_in_a_run_can_have_a_run_of_its_own"),
     Mutant("a method that stands below another is seen", LISTS, "if self.below is None else self.below.call\n",
