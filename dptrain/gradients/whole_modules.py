@@ -43,19 +43,6 @@ class RecurrentRule(GenericRule):
         super().__init__(name, module, whole=whole)
 
 
-@gradient_rule("transformers.*.RecurrentGemmaRglru", whole=True)
-class GatedRecurrenceRule(GenericRule):
-    """Runs a recurrence of RecurrentGemma again, which keeps its last state: from none, as the forward of its model begins."""
-
-    def run(self, swapped: dict[str, torch.Tensor], args: tuple, kwargs: dict) -> Any:
-        module: Any = self.module
-        state, module.recurrent_states = module.recurrent_states, None
-        try:
-            return super().run(swapped, args, kwargs)
-        finally:
-            module.recurrent_states = state
-
-
 def _uses_inner_tensors(module: nn.Module, trained: Trained) -> bool:
     """Tells whether tensors of inner modules are used without calling these: parametrized ones, and some tuners of peft."""
     return tuner_runs_whole(module) or is_parametrized(module)
