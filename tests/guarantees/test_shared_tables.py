@@ -14,6 +14,7 @@ from transformers.models.blenderbot import modeling_blenderbot as blenderbot  # 
 from transformers.models.deberta_v2 import modeling_deberta_v2 as deberta  # noqa: E402
 from transformers.models.mpnet import modeling_mpnet as mpnet  # noqa: E402
 from transformers.models.perceiver import modeling_perceiver as perceiver  # noqa: E402
+from transformers.models.recurrent_gemma import modeling_recurrent_gemma as recurrent  # noqa: E402
 
 from dptrain.blocks.stack import layer_stack  # noqa: E402
 from dptrain.clipping.resolver import Block, Schedule  # noqa: E402
@@ -201,7 +202,7 @@ OWN = {
         (perceiver, "PerceiverTextPreprocessor", "Perceiver"),
         (deberta, "DebertaV2Encoder", "DeBERTa v3"),
     ],
-    "NO_RULE": [(perceiver, "PerceiverEmbeddings", "Perceiver")],
+    "NO_RULE": [(recurrent, "RecurrentGemmaRglru", "RecurrentGemma"), (perceiver, "PerceiverEmbeddings", "Perceiver")],
 }
 
 
@@ -215,7 +216,7 @@ def test_a_recurrence_that_goes_on_from_the_state_of_other_rows_is_refused() -> 
     """RecurrentGemma's goes on from the last microbatch where positions do not begin at 0."""
     found = judge("RecurrentGemma", LIBRARY)
     assert found.verdict == "NO_RULE"
-    assert "RecurrentGemmaRglru" in found.sentence
+    assert "(RecurrentGemmaRglru) keeps its last state" in found.sentence
 
 
 def test_a_method_that_a_user_put_on_a_module_is_served_by_no_list() -> None:

@@ -221,6 +221,13 @@ def test_code_that_is_not_known_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch
     assert "apply_spec_augment=False" in found.sentence
 
 
+@pytest.mark.parametrize("name", list(spectrum._DIGESTS))
+def test_code_of_another_version_is_left_as_it_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert spectrum.Spectrum(Masks())._modules
+    monkeypatch.setitem(spectrum._DIGESTS, name, "0" * 64)
+    assert not spectrum.Spectrum(Masks())._modules
+
+
 def test_another_way_to_draw_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_compute_mask_indices", lambda *args, **kwargs: None)
     assert not spectrum.Spectrum(Masks())._modules
