@@ -51,8 +51,8 @@ class GatedRecurrenceRule(GenericRule):
     def __init__(self, name: str, module: nn.Module, *, whole: bool = True) -> None:
         raise UnsupportedModule(
             "NO_RULE",
-            f"module {name!r} ({type(module).__name__}) keeps its last state and goes on from it where position_ids do not "
-            "begin at 0, so that a contribution would reach the rows of others; freeze its tensors, and let positions begin at 0",
+            f"module {name!r} ({type(module).__name__}) keeps its last state and goes on from it where positions do not begin "
+            "at 0, so that a contribution would reach the rows of others; freeze its tensors, and let positions begin at 0",
         )
 
 
