@@ -191,7 +191,7 @@ def _of_one(family: Family, model: nn.Module, fed: Fed, router: Router, sandbox:
     for i in range(fed.contributions):
         one = torch.zeros(fed.contributions, 1, dtype=torch.float64)
         one[i] = 1.0
-        router.sums.accumulate(router.pieces, one)
+        router.sums.accumulate(dict(router.pieces), one)  # which are forgotten as they are added
         found.append({t.name: g for (_, t), g in zip(router.tensors, router.sums.take(), strict=True)})
     router.disarm()
     return found
