@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from dptrain.blocks.adapters import tuner_runs_whole
+from dptrain.errors import UnsupportedModule
 from dptrain.gradients.generic import GenericRule, require_batch_first
 from dptrain.gradients.registry import gradient_rule
 
@@ -45,15 +46,14 @@ class RecurrentRule(GenericRule):
 
 @gradient_rule("transformers.*.RecurrentGemmaRglru", whole=True)
 class GatedRecurrenceRule(GenericRule):
-    """Runs a recurrence of RecurrentGemma again, which keeps its last state: from none, as the forward of its model begins."""
+    """Refuses a recurrence of RecurrentGemma, which goes on from the state of the rows before it."""
 
-    def run(self, swapped: dict[str, torch.Tensor], args: tuple, kwargs: dict) -> Any:
-        module: Any = self.module
-        state, module.recurrent_states = module.recurrent_states, None
-        try:
-            return super().run(swapped, args, kwargs)
-        finally:
-            module.recurrent_states = state
+    def __init__(self, name: str, module: nn.Module, *, whole: bool = True) -> None:
+        raise UnsupportedModule(
+            "NO_RULE",
+            f"module {name!r} ({type(module).__name__}) keeps its last state and goes on from it where positions do not begin "
+            "at 0, so that a contribution would reach the rows of others; freeze its tensors, and let positions begin at 0",
+        )
 
 
 def _uses_inner_tensors(module: nn.Module, trained: Trained) -> bool:

@@ -27,7 +27,7 @@ from dptrain.sandbox.indices import Total
 from dptrain.sandbox.learnt import SHARED, Layout, Layouts, Place, Truths
 from dptrain.sandbox.modes import PLAIN, Called, Dispatched, Kind, kind_of, spread, take_out, take_out_function, writes_now
 from dptrain.sandbox.passes import CALL_IMPL, Draw, Entry, Given, Loop, Pass, Read
-from dptrain.sandbox.spectrum import Spectrum
+from dptrain.sandbox.spectrum import Company, Spectrum
 from dptrain.sandbox.writes import Kept, given_back
 
 _aten = torch.ops.aten
@@ -97,7 +97,7 @@ class Sandbox:
         """True once a private microbatch did, unforeseen: by rows, perhaps, so that numbers of other samples moved."""
         self._products = products
         self._model = model
-        self._spectrum = Spectrum(model)
+        self._spectrum = Spectrum(model, self._company)
         self._trained = trained
         self._paths = {id(module): name for name, module in model.named_modules()}
         self._passes: list[Pass] = []
@@ -196,9 +196,8 @@ class Sandbox:
             yield entered
         finally:
             self.kept.uncount()
-            if outermost:
-                self._spectrum.detach()
             if hosts is not None and entered in self._passes:
+                self._spectrum.detach()
                 take_out(self._mode)
                 take_out_function(self._functions)
                 if not learning and hosts.moved():
@@ -215,6 +214,13 @@ class Sandbox:
         take_out_function(self._functions)
         self._spectrum.detach()
         self._passes.clear()
+
+    def _company(self) -> Company:
+        """Tell what masks of a forward may go by."""
+        if not self._passes:
+            return None, True, True
+        now = self.current
+        return self._length, now.learning or now.probing, now.rows == 1 and not self.layouts.learnt
 
     def _ours(self) -> bool:
         """Tell if an operation belongs to the pass. After an error, what a notebook runs next does not: the pass is left."""

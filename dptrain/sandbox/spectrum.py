@@ -2,8 +2,9 @@
 
 The library draws for one row after the other, and one number for all of them, so that a mask would follow from who else is in
 the microbatch. While a pass is entered, each row draws its own instead, from the same distribution, and hidden states are
-masked as the library masks them. This stands in for one text of the library's code, known by its digest. A class with other
-code, of another version or a user's own, is left as it is, and refused for what it draws.
+masked as the library masks them in a row alone: a mask lies on the frames that the row has, whatever padding is around. This
+stands in for one text of the library's code, known by its digest. A class with other code, of another version or a user's own,
+is left as it is, and refused for what it draws.
 
 Source: Park et al. (arXiv:1904.08779); ``_compute_mask_indices`` of transformers.
 """
@@ -12,14 +13,18 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
+from dptrain.errors import UnsupportedModule
+
 METHOD = "_mask_hidden_states"
 _DRAWS = "_compute_mask_indices"
+_COPIES = "__reduce_ex__"
 _STANDS = "_dptrain_masks_by_address"
 
 _DIGESTS = {
@@ -28,26 +33,65 @@ _DIGESTS = {
 }
 """SHA-256 of the source of what is stood in for."""
 
+_DEFAULTS: dict[str, tuple[Any, ...]] = {METHOD: (None, None), _DRAWS: (None, 0)}
+
+Company = tuple[int | None, bool, bool]
+"""The public length of the rows of a microbatch, whether they are the probes', and whether a row is alone in every one."""
+
 
 class Spectrum:
     """Stands in for the method that masks, in every module of a model that has it; :meth:`detach` leaves no trace.
 
-    Guarantee: the mask of a row is a function of the numbers drawn for that row and of its own length; of no other row.
+    Guarantee: the mask of a row is a function of the numbers drawn for that row and of its own length; of no other row. The
+    length is how many frames the row's own attention mask shows. Without one it is the width of the microbatch, which has to be
+    that of the probes.
+
+    Args:
+        company: tells of the microbatch under way.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._modules = [module for module in model.modules() if _known(type(module))]
+    def __init__(self, model: nn.Module, company: Callable[[], Company] = lambda: (None, True, True)) -> None:
+        self._modules = {module: name for name, module in model.named_modules() if _known(type(module))}
+        self._company = company
+        self._widths: dict[tuple[str, int | None], int] = {}
 
     def attach(self) -> None:
         for module in self._modules:
-            vars(module)[_STANDS] = masked
-            vars(module).setdefault(METHOD, partial(masked, module))  # a method of the user's own, or a router's, stays
+            vars(module)[_STANDS] = self._masked
+            vars(module).setdefault(METHOD, partial(self._masked, module))  # a method of the user's own, or a router's, stays
+            vars(module).setdefault(_COPIES, partial(_reduced, module))
 
     def detach(self) -> None:
         for module in self._modules:
-            standing = vars(module).get(METHOD)
-            if vars(module).pop(_STANDS, None) and isinstance(standing, partial) and standing.func is masked:
-                del vars(module)[METHOD]
+            for key in _ours(module):
+                del vars(module)[key]
+
+    def _masked(
+        self,
+        module: Any,
+        hidden_states: torch.Tensor,
+        mask_time_indices: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if mask_time_indices is None and attention_mask is None and _draws_time(module):
+            self._require_width(module, hidden_states.shape[1])
+        return masked(module, hidden_states, mask_time_indices, attention_mask, public=self._company()[1])
+
+    def _require_width(self, module: nn.Module, width: int) -> None:
+        """Raises UnsupportedModule for rows without an attention mask that are not as wide as those of the probes."""
+        length, public, alone = self._company()
+        if alone:
+            return
+        place = self._modules[module], length
+        seen = self._widths.setdefault(place, width) if public else self._widths.get(place)
+        if width == seen:
+            return
+        raise UnsupportedModule(
+            "UNSEEN_WIDTH",
+            f"module {place[0]!r} masks rows of {width} frames without an attention_mask, and {seen or 'none'} at the start, "
+            "expected as many in every microbatch: the mask of a contribution would depend on who else was drawn; "
+            "give it the attention_mask, keep all rows at one length, or set apply_spec_augment=False",
+        )
 
 
 def function_of(module: nn.Module, method: str) -> Callable[..., Any]:
@@ -61,26 +105,37 @@ def masked(
     hidden_states: torch.Tensor,
     mask_time_indices: torch.Tensor | None = None,
     attention_mask: torch.Tensor | None = None,
+    *,
+    public: bool = True,
 ) -> torch.Tensor:
     """Masks hidden states (B, T, D) over time and over features, as the configuration of the module says.
 
     Args:
         mask_time_indices: the mask (B, T), where it is given. attention_mask: (B, T), nonzero for what is no padding.
+        public: whether the width of the rows may be told, so that spans are refused that fit in no row of this width.
+
+    Raises:
+        ValueError: a span is shorter than one place, or longer than a row.
     """
     config, found = module.config, hidden_states
     if not getattr(config, "apply_spec_augment", True):
         return hidden_states
     rows, length, width = hidden_states.shape
     time = mask_time_indices
-    if time is None and config.mask_time_prob > 0 and module.training:
-        lengths = torch.full((rows,), length, device=found.device) if attention_mask is None else attention_mask.sum(-1)
-        kept = config.mask_time_prob, config.mask_time_length, config.mask_time_min_masks
-        time = spans(lengths.to(found.device), length, *kept)
+    if time is None and _draws_time(module):
+        kept = None if attention_mask is None else attention_mask.to(found.device).expand(rows, length) != 0
+        lengths = torch.full((rows,), length, device=found.device) if kept is None else kept.sum(-1)
+        if public:
+            _require_room(config.mask_time_length, length)
+        time = spans(lengths, length, config.mask_time_prob, config.mask_time_length, config.mask_time_min_masks)
+        if kept is not None:  # the n-th place is the n-th frame of the row
+            time = time.gather(1, (kept.cumsum(-1) - 1).clamp_min(0)) & kept
     if time is not None:
         found = torch.where(time.bool()[..., None], module.masked_spec_embed.to(found.dtype), found)
     if config.mask_feature_prob > 0 and module.training:
-        kept = config.mask_feature_prob, config.mask_feature_length, config.mask_feature_min_masks
-        features = spans(torch.full((rows,), width, device=found.device), width, *kept)
+        _require_room(config.mask_feature_length, width)
+        whole = torch.full((rows,), width, device=found.device)
+        features = spans(whole, width, config.mask_feature_prob, config.mask_feature_length, config.mask_feature_min_masks)
         found = found.masked_fill(features[:, None], 0.0)
     return found
 
@@ -88,39 +143,99 @@ def masked(
 def spans(lengths: torch.Tensor, size: int, share: float, span: int, least: int) -> torch.Tensor:
     """Draws a mask of spans for every row, (B, size).
 
-    Spans begin at different places, and may overlap. Their number rounds ``share * length / span`` up or down at random.
+    Spans begin at different places, and may overlap. Their number rounds ``share * length / span`` up or down at random; there
+    are no more than fit in the row side by side.
+
+    Guarantee: the first places of a row, up to its length, are the same under any ``size`` from there on.
 
     Args:
         lengths: (B,), of the rows. share: of a row that is masked, at most. span: length of a span. least: number of spans.
-
-    Raises:
-        ValueError: a span is shorter than one place, or longer than a row.
     """
-    if not 1 <= span <= size:
-        raise ValueError(f"spans of length {span} were asked for in rows of {size}, expected 1 to {size}")
     # One number rounds, the others say in which order places are taken.
     numbers = torch.rand(len(lengths), size + 1, device=lengths.device)
     count = (share * lengths.double() / span + numbers[:, 0]).floor().clamp_min(least)
-    count = torch.where(count * span > size, size // span, count)
+    count = torch.minimum(count, (lengths // span).double())
     starts = lengths - (span - 1)
-    count = torch.minimum(count, starts.clamp_min(0).double())
     place = torch.arange(size, device=lengths.device)
-    order = numbers[:, 1:].masked_fill(place >= starts[:, None], 2.0).argsort(-1).argsort(-1)
+    order = numbers[:, 1:].masked_fill(place >= starts[:, None], 2.0).argsort(dim=-1, stable=True).argsort(-1)
     begun = (order < count[:, None]).to(torch.int32).cumsum(-1)
     return (begun - nn.functional.pad(begun, (span, 0))[:, :size]) > 0
 
 
+def _draws_time(module: Any) -> bool:
+    """Tells whether masks over time are drawn where none are given."""
+    config = module.config
+    return bool(getattr(config, "apply_spec_augment", True) and config.mask_time_prob > 0 and module.training)
+
+
+def _require_room(span: int, size: int) -> None:
+    if not 1 <= span <= size:
+        raise ValueError(f"spans of length {span} were asked for in rows of {size}, expected 1 to {size}")
+
+
+def _ours(module: nn.Module) -> list[str]:
+    """Returns the keys of a module by which it is stood in for."""
+    found = [_STANDS] if _STANDS in vars(module) else []
+    for key, own in ((METHOD, Spectrum._masked), (_COPIES, _reduced)):
+        standing = vars(module).get(key)
+        if isinstance(standing, partial) and getattr(standing.func, "__func__", standing.func) is own:
+            found.append(key)
+    return found
+
+
+def _reduced(module: nn.Module, protocol: Any) -> Any:
+    """Takes a module apart for a copy, which is nobody's in a pass, and masks as the library does."""
+    made = type(module).__reduce_ex__(module, protocol)
+    if not isinstance(made, tuple) or len(made) < 3 or not isinstance(made[2], dict):
+        return made
+    ours = _ours(module)
+    return (*made[:2], {key: value for key, value in made[2].items() if key not in ours}, *made[3:])
+
+
 def _known(kind: type) -> bool:
-    """Tells whether the code of a class is that which :func:`masked` stands in for."""
+    """Tells whether the code of a class is that which :func:`masked` stands in for.
+
+    Guarantee: what a function runs is known, and not what it says of itself: its source has the digest that was read, its
+    bytecode is what this source compiles to, and its defaults and globals are those of the library.
+    """
     method = vars(kind).get(METHOD)
     if method is None or not kind.__module__.startswith("transformers."):
         return False
-    draws = vars(sys.modules[kind.__module__]).get(_DRAWS)
-    try:
-        return all(_digest(value) == _DIGESTS[name] for name, value in ((METHOD, method), (_DRAWS, draws)))
-    except (OSError, TypeError):  # its source is not at hand
+    library = vars(sys.modules[kind.__module__])
+    return all(_is(value, name, library) for name, value in ((METHOD, method), (_DRAWS, library.get(_DRAWS))))
+
+
+def _is(function: Any, name: str, library: dict[str, Any]) -> bool:
+    """Tells whether a function of a library's module is the one of this name that was read."""
+    if type(function) is not FunctionType or function.__closure__ or function.__globals__ is not library:
         return False
+    if function.__defaults__ != _DEFAULTS[name] or function.__kwdefaults__:
+        return False
+    code = function.__code__
+    try:
+        # Of a function it would be the source of another one, which it says it wraps.
+        source, file = inspect.getsource(code), "".join(inspect.findsource(code)[0])
+    except (OSError, TypeError):  # it is not at hand
+        return False
+    same = (made for made in _codes(file) if (made.co_qualname, made.co_firstlineno) == (code.co_qualname, code.co_firstlineno))
+    return _digest(source) == _DIGESTS[name] and any(_parts(made) == _parts(code) for made in same)
 
 
-def _digest(function: Any) -> str:
-    return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()
+@lru_cache(32)
+def _codes(source: str) -> tuple[CodeType, ...]:
+    """Returns the functions of a file and the methods of its classes, compiled: a part alone would be so in another way."""
+    outer = compile(source, "", "exec", dont_inherit=True)
+    classes = [value for value in outer.co_consts if isinstance(value, CodeType)]
+    return (*classes, *(value for each in classes for value in each.co_consts if isinstance(value, CodeType)))
+
+
+def _parts(code: CodeType) -> tuple[Any, ...]:
+    """Returns what a piece of code does, without where it stands."""
+    consts = [_parts(value) if isinstance(value, CodeType) else (type(value), repr(value)) for value in code.co_consts]
+    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+    return code.co_code, code.co_exceptiontable, consts, names, counts
+
+
+def _digest(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()

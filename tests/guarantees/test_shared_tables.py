@@ -37,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice"
 
 WAYS = (
     "Blenderbot", "MPNet", "DeBERTa v3", "Perceiver", "ProphetNet, table of n-grams frozen", "wav2vec 2.0 CTC",
-    "wav2vec 2.0 CTC of several lengths, without masking", "RecurrentGemma",
+    "wav2vec 2.0 CTC of several lengths, without masking",
 )  # fmt: skip
 """One family for every way of a listed class."""
 
@@ -59,7 +59,7 @@ def routed(model: nn.Module, layers: str | None = None) -> Router:
 def test_listed_classes_train_exactly_through_the_start_of_a_run(name: str) -> None:
     found = judge(name, LIBRARY)
     assert found.verdict == EXACT, found.sentence
-    assert found.drawn or name == "RecurrentGemma", "dropout is on"
+    assert found.drawn, "dropout is on"
 
 
 @pytest.mark.one_in(2)
@@ -216,6 +216,13 @@ OWN = {
 @pytest.mark.parametrize(("code", "place"), [(code, place) for code in OWN for place in OWN[code]], ids=lambda x: x[1])
 def test_a_class_of_ones_own_is_served_by_no_list(code: str, place: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
     assert code_of_class(monkeypatch, *place) == code
+
+
+def test_a_recurrence_that_goes_on_from_the_state_of_other_rows_is_refused() -> None:
+    """RecurrentGemma's goes on from the last microbatch where positions do not begin at 0."""
+    found = judge("RecurrentGemma", LIBRARY)
+    assert found.verdict == "NO_RULE"
+    assert "(RecurrentGemmaRglru) keeps its last state" in found.sentence
 
 
 def test_a_method_that_a_user_put_on_a_module_is_served_by_no_list() -> None:
