@@ -141,8 +141,8 @@ def test_factors_too_small_for_the_frames_of_their_type_stop_no_contribution(tmp
         model = net(dtype=torch.float32)
         pair = find_pairs(model)[0]
         with torch.no_grad():
-            pair.A.mul_(1e-40)
-            pair.Bt.mul_(1e-40)
+            pair.A.mul_(1e-39)
+            pair.Bt.mul_(1e-39)
         return model
 
     with run_of(tangent_world(tmp_path / "world"), tiny()) as run:
