@@ -240,12 +240,12 @@ class Fused:
     def inside(self, products: str) -> Iterator[None]:
         """Has them compute so inside, unless everything is left to torch."""
         found = [] if products == TORCH else [one for one in self._found if _own(type(one[0])) is one[2]]
-        kinds = {type(module): (known, own) for module, known, own in found}
+        kinds: dict[Any, tuple[Known, Forward]] = {type(module): (known, own) for module, known, own in found}
         with _LOCK:
             for kind, (known, own) in kinds.items():
                 _, asking, count = _ASKING.get(kind) or (own, _asking(kind, known, own), 0)
                 _ASKING[kind] = own, asking, count + 1
-                kind.forward = asking  # type: ignore[attr-defined]
+                kind.forward = asking
             _UNDER_WAY.update((id(module), (self, module)) for module, *_ in found)
         try:
             yield
@@ -258,11 +258,11 @@ class Fused:
                     if count > 1:
                         _ASKING[kind] = own, asking, count - 1
                     elif vars(kind).get("forward") is asking:
-                        kind.forward = own  # type: ignore[attr-defined]
+                        kind.forward = own
 
 
-def _own(kind: type) -> Forward:
+def _own(kind: Any) -> Forward:
     """Returns the forward of a class, whoever asks for it now."""
-    forward: Forward = kind.forward  # type: ignore[attr-defined]
+    forward: Forward = kind.forward
     asking = _ASKING.get(kind)
     return asking[0] if asking is not None and forward is asking[1] else forward

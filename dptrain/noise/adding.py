@@ -16,7 +16,7 @@ import numpy as np
 from dptrain import native
 
 OPTIONS: Final = ("-ffp-contract=off",)
-"""Of the compiler: a product and a sum are rounded one after the other, as numpy does."""
+"""Has the compiler round a product and a sum one after the other, as numpy does."""
 
 _SPECIAL: Final = np.array([0, 1, 1 << 51, 0x7FF << 52, (0x7FF << 52) + 1, 0xFFF << 51, (0xFFF << 51) + 12345], np.uint64)
 """Bits of zero, of subnormal numbers, of infinity and of what is not a number."""

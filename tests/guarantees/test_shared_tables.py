@@ -136,7 +136,7 @@ def test_a_layer_that_is_given_a_table_may_be_computed_again_by_a_checkpoint() -
 
 
 def code_with(monkeypatch: pytest.MonkeyPatch, owner: type, method: str, change: Callable, name: str) -> str:
-    """What the start says of a family whose library had another method."""
+    """Returns what the start says of a family whose library had another method."""
     own = getattr(owner, method)
     monkeypatch.setattr(owner, method, lambda self, *args, **kwargs: change(own(self, *args, **kwargs), self, *args))
     return judge(name, RANDOM).verdict
@@ -196,7 +196,7 @@ def test_a_layer_that_is_given_another_table_than_its_encoders_is_refused(monkey
 
 
 def code_of_class(monkeypatch: pytest.MonkeyPatch, module, name: str, family: str) -> str:
-    """What the start says of a family in which a user's own class of that name stands for a listed one."""
+    """Returns what the start says of a family in which a user's own class of that name stands for a listed one."""
     monkeypatch.setattr(module, name, type(name, (getattr(module, name),), {"__module__": "mine"}))
     return judge(family, LIBRARY).verdict
 
@@ -267,7 +267,7 @@ def in_the_second_step(tmp_path: Path, change: Callable[[Sentences], object]) ->
 
 
 def biases(encoder: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """What the method of the class does, said otherwise."""
+    """Does what the method of the class does, said otherwise."""
     return type(encoder).compute_position_bias(encoder, x) * 1.0
 
 

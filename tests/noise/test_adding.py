@@ -32,7 +32,7 @@ TO_NEAREST, DOWN, UP, TO_ZERO = 0, 0x400, 0x800, 0xC00  # of fesetround, on x86
 
 @pytest.fixture
 def unbuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is built here is kept nowhere else."""
+    """Keeps what is built here nowhere else."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
@@ -45,7 +45,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def plain(sums: np.ndarray, noise: np.ndarray, gamma: float, limit: float, scale: float) -> np.ndarray:
-    """What every release since the first is: one pass of numpy after the other."""
+    """Releases as ever since the first: one pass of numpy after the other."""
     with np.errstate(all="ignore"):
         steps = np.clip(np.rint(np.divide(sums, gamma)), -limit, limit)
         return np.multiply(np.add(steps, noise), scale)
