@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from dptrain.blocks.adapters import tuner_runs_whole
-from dptrain.errors import UnsupportedModule
 from dptrain.gradients.generic import GenericRule, require_batch_first
 from dptrain.gradients.registry import gradient_rule
 
@@ -42,18 +41,6 @@ class RecurrentRule(GenericRule):
     def __init__(self, name: str, module: nn.RNNBase, *, whole: bool = True) -> None:
         require_batch_first(name, module)
         super().__init__(name, module, whole=whole)
-
-
-@gradient_rule("transformers.*.RecurrentGemmaRglru", whole=True)
-class GatedRecurrenceRule(GenericRule):
-    """Refuses a recurrence of RecurrentGemma, which goes on from the state of the rows before it."""
-
-    def __init__(self, name: str, module: nn.Module, *, whole: bool = True) -> None:
-        raise UnsupportedModule(
-            "NO_RULE",
-            f"module {name!r} ({type(module).__name__}) keeps its last state and goes on from it where positions do not begin "
-            "at 0, so that a contribution would reach the rows of others; freeze its tensors, and let positions begin at 0",
-        )
 
 
 def _uses_inner_tensors(module: nn.Module, trained: Trained) -> bool:

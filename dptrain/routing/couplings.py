@@ -92,6 +92,13 @@ def couplings(model: nn.Module) -> Iterator[tuple[str, str]]:
             )
         elif _compiled(module):
             yield "COMPILED_MODEL", _COMPILED.format(name or "the model")
+        elif any(base.__name__ == "RecurrentGemmaRglru" for base in type(module).__mro__):
+            yield (
+                "KEPT_STATE",
+                f"{name!r} ({kind}) keeps its last state, and goes on from it in the next microbatch where positions do not "
+                "begin at 0, so that a contribution would reach the rows of others, trained or frozen; use another model "
+                "(Mamba, say)",
+            )
         for hook in module._forward_pre_hooks.values():
             if type(hook).__name__ == "SpectralNorm" and module.training:
                 yield (

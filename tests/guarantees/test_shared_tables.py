@@ -25,6 +25,7 @@ from dptrain.gradients.registry import Call  # noqa: E402
 from dptrain.gradients.shared_tables import LENT, METHODS, POSITIONS, TABLES, PositionRule  # noqa: E402
 from dptrain.parallel import together  # noqa: E402
 from dptrain.routing import Router  # noqa: E402
+from dptrain.routing.couplings import couplings  # noqa: E402
 from dptrain.sandbox import Sandbox  # noqa: E402
 from tests.guarantees import peers  # noqa: E402
 from tests.reference.compare import compare  # noqa: E402
@@ -208,7 +209,8 @@ OWN = {
         (perceiver, "PerceiverTextPreprocessor", "Perceiver"),
         (deberta, "DebertaV2Encoder", "DeBERTa v3"),
     ],
-    "NO_RULE": [(recurrent, "RecurrentGemmaRglru", "RecurrentGemma"), (perceiver, "PerceiverEmbeddings", "Perceiver")],
+    "KEPT_STATE": [(recurrent, "RecurrentGemmaRglru", "RecurrentGemma")],
+    "NO_RULE": [(perceiver, "PerceiverEmbeddings", "Perceiver")],
 }
 
 
@@ -221,8 +223,12 @@ def test_a_class_of_ones_own_is_served_by_no_list(code: str, place: tuple, monke
 def test_a_recurrence_that_goes_on_from_the_state_of_other_rows_is_refused() -> None:
     """RecurrentGemma's goes on from the last microbatch where positions do not begin at 0."""
     found = judge("RecurrentGemma", LIBRARY)
-    assert found.verdict == "NO_RULE"
+    assert found.verdict == "KEPT_STATE"
     assert "(RecurrentGemmaRglru) keeps its last state" in found.sentence
+    model = ZOO["RecurrentGemma"].build(LIBRARY)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("rg_lru" not in name)
+    assert [code for code, _ in couplings(model)][:1] == ["KEPT_STATE"], "a frozen one carries as much"
 
 
 def test_a_method_that_a_user_put_on_a_module_is_served_by_no_list() -> None:

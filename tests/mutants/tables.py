@@ -4,7 +4,6 @@ from tests.mutants.mutant import Mutant
 
 LISTS = "dptrain/gradients/shared_tables.py"
 GENERIC = "dptrain/gradients/generic.py"
-WHOLE = "dptrain/gradients/whole_modules.py"
 ROUTER = "dptrain/routing/router.py"
 SPECTRUM = "dptrain/sandbox/spectrum.py"
 
@@ -65,8 +64,8 @@ TABLES = (
            "shards_inside(site.module)", T + "test_a_layer_that_runs_again_with_its_encoder_wants_all_of_that_at_one_place"),
     Mutant("a tensor of a method is no site of the module", ROUTER,
            " and not (taken and place_of(module, key) in taken)", "", _EXACT),
-    Mutant("a recurrence that keeps its state is refused", WHOLE, '"transformers.*.RecurrentGemmaRglru"',
-           '"transformers.*.Other"',
+    Mutant("a recurrence that keeps its state is refused", "dptrain/routing/couplings.py", '== "RecurrentGemmaRglru"',
+           '== "Other"',
            T + "test_a_recurrence_that_goes_on_from_the_state_of_other_rows_is_refused"),
     Mutant("the mask of a row is rounded by its own number", SPECTRUM, "+ numbers[:, 0])", "+ numbers[:1, 0])", _ALONE),
     Mutant("the mask of a row follows from its own length", SPECTRUM, "starts = lengths - (span - 1)",
