@@ -237,6 +237,8 @@ def tuner_runs_whole(module: nn.Module) -> bool:
 def unchecked(model: nn.Module) -> Iterator[Obstacle]:
     """Obstacles of adapters that train somewhere in the model and were not checked, whoever is to train them."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        return  # as in every microbatch of a run, which has taken them out of autograd
     for entry in entries_of(model):
         if any(parameters[name].requires_grad for name in entry.tensors()):
             yield from (obstacle for obstacle in entry.obstacles(parameters) if obstacle.unchecked)

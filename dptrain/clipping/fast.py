@@ -6,6 +6,7 @@ per tensor, and sums over microbatches are float64. Which contributions are publ
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -328,9 +329,12 @@ def _on_host(squares: list[torch.Tensor]) -> Sequence[torch.Tensor]:
     return [square.cpu() for square in squares]
 
 
-def full_precision(device: torch.device) -> torch.autocast:
+def full_precision(device: torch.device) -> AbstractContextManager[object]:
     """Norms, coefficients and sums are never formed in half precision, even if the user's autocast reaches here."""
-    return torch.autocast(device.type, enabled=False)
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else _AS_IT_IS
+
+
+_AS_IT_IS = nullcontext()
 
 
 def is_public(bounds: Bounds) -> bool:

@@ -416,8 +416,9 @@ class PreparedRun(Parts[Planned]):
             if self.probe.active:
                 self.probe.backward(losses, rows)
             else:
-                self.gradients.require_detached()
-                refuse_coupled(self.model)
+                with self.sandbox.aside():
+                    self.gradients.require_detached()
+                    refuse_coupled(self.model)
                 self.folding.backward(losses, rows)
 
     def release(self, number: int) -> None:

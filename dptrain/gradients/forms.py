@@ -279,8 +279,13 @@ def add_weighted(pieces: list[Piece], weight_N: torch.Tensor, total: torch.Tenso
 
 def widened(form: Form, least: torch.dtype) -> Form:
     """Makes a form of at least this type; from there on its norm and sum are formed in it, whatever came before rounded to."""
-    floats = {name: value for name, value in vars(form).items() if torch.is_tensor(value) and value.is_floating_point()}
-    return replace(form, **{name: value.to(torch.promote_types(value.dtype, least)) for name, value in floats.items()})
+    wider: dict[str, torch.Tensor] = {}
+    for name, value in vars(form).items():
+        if torch.is_tensor(value) and value.is_floating_point():
+            wide = torch.promote_types(value.dtype, least)
+            if wide != value.dtype:
+                wider[name] = value.to(wide)
+    return replace(form, **wider) if wider else form
 
 
 def zero_rows(pieces: list[Piece], bad_N: torch.Tensor) -> None:

@@ -47,13 +47,19 @@ def _lora(own: Forward, module: Any, x: torch.Tensor, *args: Any, **kwargs: Any)
         if adapter in module.lora_A:
             narrow = module.lora_A[adapter](module.lora_dropout[adapter](x))
             wide = module.lora_B[adapter](narrow * module.scaling[adapter])
-            same = result.shape == wide.shape and result.dtype == wide.dtype
-            result = wide.add_(result) if same and _free(_held(wide), _fresh()) else result + wide
+            with torch._C.DisableTorchFunction():
+                fits = result.shape == wide.shape and result.dtype == wide.dtype and _free(_held(wide), _fresh())
+            result = wide.add_(result) if fits else result + wide
     return result
 
 
 def _plain(module: Any, x: torch.Tensor) -> bool:
     """Tells whether its active adapters are linear maps of float32 to float32 without a shift, and nothing else."""
+    with torch._C.DisableTorchFunction():  # nobody is asked about attributes
+        return _computes_so(module, x)
+
+
+def _computes_so(module: Any, x: torch.Tensor) -> bool:
     if module.disable_adapters or module.merged or module.lora_variant or x.dtype != torch.float32:
         return False
     if torch.is_autocast_enabled(x.device.type) or torch._C._functorch.peek_interpreter_stack() is not None:

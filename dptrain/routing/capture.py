@@ -1,8 +1,10 @@
 """Keeps the inputs of a module's call as autograd keeps them, and starts graphs where nothing trainable came before."""
 
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
@@ -24,6 +26,20 @@ class _Keep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> None:
         raise AssertionError("nothing is computed from what _Keep returns")
+
+
+def _kept_by_a_node(anchor: torch.Tensor, values: Sequence[torch.Tensor]) -> Callable[[], tuple[torch.Tensor, ...]]:
+    node: Any = _Keep.apply(anchor, *values).grad_fn
+    return lambda: node.saved_tensors
+
+
+def _kept_alone(anchor: torch.Tensor, values: Sequence[torch.Tensor]) -> Callable[[], tuple[torch.Tensor, ...]]:
+    saved = [torch._C._autograd._make_saved_tensor(value, False) for value in values]
+    return lambda: tuple(one.unpack() for one in saved)
+
+
+keep = _kept_alone if hasattr(torch._C._autograd, "_make_saved_tensor") else _kept_by_a_node
+"""Keeps tensors as autograd does, and returns what gives them back: where torch offers that by itself, without a node."""
 
 
 class Kept:
@@ -57,12 +73,12 @@ class Kept:
         self.below = any(value.requires_grad for value in values)
         """Tells whether something lies below that gradients of the inputs go to."""
         self._draws = draws
-        self._node = _Keep.apply(anchor, *(value.detach() for value in values)).grad_fn
+        self._values = keep(anchor, [value.detach() for value in values])
         device = values[0].device.type if values else "cpu"
         self._autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
     def call(self, output: int, wanted: frozenset[str], tied: frozenset[str]) -> Call:
-        values = self._node.saved_tensors
+        values = self._values()
         args, kwargs = values, {}
         if self._spec is not None:
             leaves = [values[leaf.index] if isinstance(leaf, _Place) else leaf for leaf in self._leaves]

@@ -72,6 +72,8 @@ class _Armed:
     muted: bool = False
     half: bool = False
     """A captured module computed in half precision."""
+    wanted: dict[int, frozenset[str]] = field(default_factory=dict)
+    """Names of the tensors of which something is captured, by identity of the site."""
     reach: dict[int, float] | None = None
     """In the probes, by tensor: the norm of the absolute summands of its gradient, or more; what rounding is measured by."""
 
@@ -349,17 +351,13 @@ class Router:
     def _widen(self, site: Site, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         """Gives a batch of one (position ids of shape (1, T), say) the batch dimension it will be broadcast to."""
         armed = self._armed
-        if (
-            armed is None
-            or not torch.is_grad_enabled()
-            or not args
-            or not isinstance(args[0], torch.Tensor)
-            or args[0].is_nested
-        ):
+        if armed is None or not torch.is_grad_enabled() or not args or not isinstance(args[0], torch.Tensor):
             return None
+        with torch._C.DisableTorchFunction():  # nobody is asked about attributes
+            shape = () if args[0].is_nested else args[0].shape
         rows = armed.contributions * armed.examples
-        if rows > 1 and args[0].dim() > 1 and args[0].shape[0] == 1 and self._wanted(armed, site):
-            return (args[0].expand(rows, *args[0].shape[1:]), *args[1:]), kwargs
+        if rows > 1 and len(shape) > 1 and shape[0] == 1 and self._wanted(armed, site):
+            return (args[0].expand(rows, *shape[1:]), *args[1:]), kwargs
         return None
 
     @contextmanager
@@ -381,6 +379,22 @@ class Router:
         wanted = self._wanted(armed, site)
         if not wanted:
             return None
+        with self._beside():
+            return self._captured(armed, wanted, site, module, args, kwargs, output)
+
+    def _beside(self) -> AbstractContextManager[None]:
+        """Enters the room of our own operations, unless somebody is to see what they do.
+
+        That is who follows content from tensor to tensor in the probes, and where hooks of the program meet what autograd saves.
+        """
+        sandbox = self.sandbox
+        watched = sandbox is not None and (sandbox.marking or torch._C._autograd._top_saved_tensors_default_hooks(True))
+        return nullcontext() if sandbox is None or watched else sandbox.aside()
+
+    def _captured(
+        self, armed: _Armed, wanted: frozenset[str], site: Site, module: nn.Module, args: tuple, kwargs: dict, output: object
+    ) -> object | None:
+        """Checks a call, and hooks what comes back to what came out of it."""
         again = torch._C._current_graph_task_id() != -1  # a checkpoint computes this once more, inside a backward pass
         if not torch.is_grad_enabled():
             if not again and in_reentrant_checkpoint():
@@ -475,17 +489,21 @@ class Router:
                 "under the clip of others; keep no graph from one microbatch to the next",
             )
         call = kept.call(place, wanted, frozenset(key for key in wanted if site.tensors[key] in self._shared))
-        with torch.no_grad(), self.paused(), full_precision(grad.device), self._aside(site):
-            found = settled(site.rule, call, grad, site.shapes)
-            if armed.reach is not None and isinstance(site.rule, GenericRule):
-                check_poisoned(site.rule, call, grad, below=kept.below)
-            for key, piece in found.items():
-                self._deliver(armed, site.tensors[key], piece)
-            if armed.reach is not None:
-                again = self._again(site, call, grad)
+        self._armed = None  # as in paused()
+        try:
+            with self._aside(site), torch.no_grad(), full_precision(grad.device):
+                found = settled(site.rule, call, grad, site.shapes)
+                if armed.reach is not None and isinstance(site.rule, GenericRule):
+                    check_poisoned(site.rule, call, grad, below=kept.below)
                 for key, piece in found.items():
-                    index, size = site.tensors[key], _reach(site.rule, key, call.inputs, grad, piece, again.get(key))
-                    armed.reach[index] = armed.reach.get(index, 0.0) + size
+                    self._deliver(armed, site.tensors[key], piece)
+                if armed.reach is not None:
+                    again = self._again(site, call, grad)
+                    for key, piece in found.items():
+                        index, size = site.tensors[key], _reach(site.rule, key, call.inputs, grad, piece, again.get(key))
+                        armed.reach[index] = armed.reach.get(index, 0.0) + size
+        finally:
+            self._armed = armed
 
     @staticmethod
     def _again(site: Site, call: Call, grad: torch.Tensor) -> dict[str, Piece]:
@@ -513,7 +531,11 @@ class Router:
 
     def _wanted(self, armed: _Armed, site: Site) -> frozenset[str]:
         """Names of the tensors of a site of which something is captured."""
-        return frozenset(key for key, first in site.tensors.items() if not armed.active.isdisjoint(self._parts[first]))
+        found = armed.wanted.get(id(site))
+        if found is None:
+            found = frozenset(key for key, first in site.tensors.items() if not armed.active.isdisjoint(self._parts[first]))
+            armed.wanted[id(site)] = found
+        return found
 
     def require_losses(self, losses: torch.Tensor) -> None:
         """Raises LossShape unless the losses are one number per example of the armed microbatch, with a graph."""

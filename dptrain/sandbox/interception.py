@@ -7,7 +7,7 @@ the model's is noticed.
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType, MappingProxyType
 from typing import Any
 
@@ -49,7 +49,8 @@ _COINS = {"high": 1.0 - 2.0**-24, "low": 2.0**-24}
 _NO_MODULE = "<loop>"
 """Path of what runs in no module of the model: the loss, and the loop around it."""
 
-_KINDS: dict[Any, Kind] = {}
+_ASKED = Kind(reads=True)
+"""The kind of those questions, by identity."""
 
 
 class Sandbox:
@@ -96,6 +97,7 @@ class Sandbox:
         self.late_host_draws = False
         """True once a private microbatch did, unforeseen: by rows, perhaps, so that numbers of other samples moved."""
         self._products = products
+        self._known: dict[int, tuple[Any, Kind, Callable[..., Any]]] = {}
         self._model = model
         self._spectrum = Spectrum(model, self._company)
         self._trained = trained
@@ -229,23 +231,9 @@ class Sandbox:
         self.abandon()
         return False
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
+    def aside(self) -> AbstractContextManager[None]:
         """Lets operations of our own pass by: those of hooks, rules and checks, which are nobody's program."""
-        with self._idling(1):
-            if not self._passes or not self._on_top():
-                yield
-                return
-            _pop_mode()  # rather than be asked about every operation
-            functions = self._functions_on_top()
-            if functions:
-                _pop_function_mode()
-            try:
-                yield
-            finally:
-                if functions:
-                    _push_function_mode(self._functions)
-                _push_mode(self._mode)
+        return _Aside(self)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -298,6 +286,11 @@ class Sandbox:
         stack = _get_current_dispatch_mode_stack()
         return bool(stack) and stack[-1] is self._mode
 
+    @property
+    def marking(self) -> bool:
+        """Tell if a pass follows what is made of content."""
+        return bool(self._passes) and self._passes[-1].tainted is not None
+
     def position(self) -> int:
         """Where in its program the pass stands: how many entries came before. A recomputation begins where it began."""
         place = torch.default_generator.initial_seed() - self.current.seed
@@ -319,22 +312,29 @@ class Sandbox:
 
     def dispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Runs one operation under the rules."""
-        if self.idle or not self._passes or func in _QUESTIONS:
+        if self.idle or not self._passes:
             return func(*args, **kwargs)
-        if func.namespace in _TALKS:
-            raise untouched.refused_talk(str(func))
-        kind = _KINDS.get(func)
-        if kind is None:
-            kind = _KINDS[func] = kind_of(func)
-        plain = self._products.get(func, func)
+        _, kind, plain = self._known.get(id(func)) or self._meet(func)
+        if kind is _ASKED:
+            return func(*args, **kwargs)
         result = plain(*args, **kwargs) if kind is PLAIN else self._special(kind, func, args, kwargs)
-        if not self._passes:
+        passes = self._passes
+        if not passes:
             return result
-        self._look_at_leaves(args)
-        tainted = self.current.tainted
+        if torch.is_grad_enabled():
+            self._look_at_leaves(args)
+        tainted = passes[-1].tainted
         if tainted is not None:
             spread(tainted, args, kwargs, result)
         return result
+
+    def _meet(self, func: Any) -> tuple[Any, Kind, Callable[..., Any]]:
+        """Notes the kind of an operation that is first met, and what computes in its place; held, so that it keeps its id."""
+        if func.namespace in _TALKS:
+            raise untouched.refused_talk(str(func))
+        kind = _ASKED if func in _QUESTIONS else kind_of(func)
+        known = self._known[id(func)] = func, kind, self._products.get(func, func)
+        return known
 
     def _special(self, kind: Kind, func: Any, args: tuple, kwargs: dict) -> Any:
         if kind.reads:
@@ -541,7 +541,7 @@ class Sandbox:
     def _look_at_leaves(self, args: tuple) -> None:
         for value in args:
             if isinstance(value, torch.Tensor):
-                if value.requires_grad and value.is_leaf and torch.is_grad_enabled():
+                if value.requires_grad and value.is_leaf:
                     self._look_at_leaf(value)
             elif type(value) is list and value and isinstance(value[0], torch.Tensor):
                 self._look_at_leaves(tuple(value))
@@ -583,6 +583,37 @@ class Sandbox:
         if self._passes and self.current.bad is not None and self.current.bad.shape == out.shape:
             out = out | self.current.bad
         return weight.masked_fill(out, torch.nan)
+
+
+class _Aside(AbstractContextManager[None]):
+    """Takes the modes out where they lie on top, rather than that they be asked about every operation and every attribute.
+
+    It is entered for every call of a trained module: a class costs a third of what a generator does.
+    """
+
+    __slots__ = ("_functions", "_mode", "_sandbox")
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._mode = self._functions = False
+
+    def __enter__(self) -> None:
+        sandbox = self._sandbox
+        sandbox.idle += 1
+        if sandbox._passes and sandbox._on_top():
+            _pop_mode()
+            self._mode = True
+            if sandbox._functions_on_top():
+                _pop_function_mode()
+                self._functions = True
+
+    def __exit__(self, *error: object) -> None:
+        sandbox = self._sandbox
+        if self._functions:
+            _push_function_mode(sandbox._functions)
+        if self._mode:
+            _push_mode(sandbox._mode)
+        sandbox.idle -= 1
 
 
 def _module(path: str) -> str:
