@@ -42,6 +42,7 @@ from dptrain.engine.start import Start
 from dptrain.engine.step import Parts, UnderWay, check_parameters
 from dptrain.errors import ConfigError, NonFinite, StepOrder, UnsupportedModule
 from dptrain.gradients import matmul
+from dptrain.native import KeptMemory
 from dptrain.parallel.ranks import ALONE, Ranks
 from dptrain.parallel.together import Together
 from dptrain.parallel.wrapped import step_once, unwrapped
@@ -162,6 +163,7 @@ class PreparedRun(Parts[Planned]):
         trained = frozenset(id(parameter) for parameter in self.model.parameters() if parameter.requires_grad)
         refusals.refuse_shared_memory(self.model, trained)
         self.together = Together(self.ranks, self.model, model)
+        self._memory: KeptMemory | None = None
         try:
             self._bind(opened, optimizer, collate, decode, layers, probe, states, metrics, begun_by, trained)
         except BaseException:
@@ -328,6 +330,8 @@ class PreparedRun(Parts[Planned]):
         size, sharded = opened.microbatches, self.together.sharded
         drawing = Drawing(policy, self.schedule, self.pool, streams, size, self.ranks, sharded)
         self.attempt = Attempt(streams, drawing, Program(self.model))
+        if self.device.type == "cpu":
+            self._memory = KeptMemory()
 
     def check(self) -> None:
         """Checks what must hold at every step, as a user can change it at any time: no known coupling, full float32 products,
@@ -638,6 +642,8 @@ class PreparedRun(Parts[Planned]):
     def detach(self, ended: tuple[str, str]) -> None:
         """Leaves the sandbox, gives the parameters back to autograd and removes every hook; no more steps are taken."""
         self.ended = ended
+        if self._memory is not None:
+            self._memory.close()
         self.feeder.close()
         self.under_way.leave()
         self.forwards.detach()

@@ -385,7 +385,7 @@ class Router:
     def _beside(self) -> AbstractContextManager[None]:
         """Enters the room of our own operations, unless somebody is to see what they do.
 
-        That is who follows content from tensor to tensor in the probes, and where hooks of the program meet what autograd saves.
+        That is who follows content from tensor to tensor in the probes, and hooks of the program on what autograd saves.
         """
         sandbox = self.sandbox
         watched = sandbox is not None and (sandbox.marking or torch._C._autograd._top_saved_tensors_default_hooks(True))

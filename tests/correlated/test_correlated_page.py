@@ -64,7 +64,7 @@ def test_the_commands_that_choose_run_and_find_what_the_page_says(tmp_path, monk
     Path("policy.toml").write_text(rates)
     found = json.loads(run_command([*commands[0], "--target-epsilon", "4", "--json"]).stdout)
     best = found["strategies"][found["best"]]
-    said = re.search(r"(\d+) bands leave (\d\.\d+) of the noise .*? and (\d+) bands by turns (\d\.\d+)", PAGE, re.S)
+    said = re.search(r"(\d+)\s+bands leave (\d\.\d+) of the noise .*? and (\d+) bands by turns (\d\.\d+)", PAGE, re.S)
     assert said is not None
     bands, told, others, by_turns = said.groups()
     assert (best["family"], best["draws"], best["bands"]) == ("banded_toeplitz", "secret", int(bands))
