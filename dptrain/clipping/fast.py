@@ -6,7 +6,7 @@ per tensor, and sums over microbatches are float64. Which contributions are publ
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from dptrain.blocks.stack import Tensor
 from dptrain.clipping.resolver import Schedule
 from dptrain.errors import NotPrivateUse
 from dptrain.geometry.charts import Charts
-from dptrain.gradients.forms import Piece, add_weighted, merge, norm_sq, zero_rows
+from dptrain.gradients.forms import Piece, add_all_weighted, is_formed, merge, norms_sq, zero_rows
 from dptrain.noise.lattice import rounding_margin
 from ledger.accountants.table import LATTICE_BITS
 from ledger.leaves.numerics import FAST, MARGINS
@@ -223,12 +223,12 @@ class FastSums(Sums):
 
     def squares(self, pieces: Pieces) -> dict[int, torch.Tensor]:
         """Squared gradient norm per contribution of every tensor, float64 (N,); non-finite rows are zeroed where they lie."""
-        squares = []
-        for index, found in pieces.items():
-            tensor = self._tensors[index][1]
-            with full_precision(tensor.parameter.device):
-                pieces[index] = merge(found, tensor.shape)
-                squares.append(norm_sq(pieces[index]))
+        with ExitStack() as stack:
+            for device in {self._tensors[index][1].parameter.device for index in pieces}:
+                stack.enter_context(full_precision(device))
+            for index, found in pieces.items():
+                pieces[index] = merge(found, self._tensors[index][1].shape)
+            squares = norms_sq(list(pieces.values()))
         found_squares = dict(zip(pieces, _on_host(squares), strict=True))
         for index, square in found_squares.items():
             bad = ~torch.isfinite(square)
@@ -297,19 +297,27 @@ class FastSums(Sums):
             self._pending.append((dict(pieces), coefficients_NG))  # formed tensor by tensor, as they go: never all at once
             return
         placed = {coefficients_NG.device: coefficients_NG}
+        formed = [index for index in sorted(pieces) if is_formed(pieces[index])]
+        self._weigh([(index, pieces.pop(index)) for index in formed], placed)
         for index in sorted(pieces):
-            self._weigh(index, pieces.pop(index), placed)
+            self._weigh([(index, pieces.pop(index))], placed)
 
-    def _weigh(self, index: int, found: list[Piece], placed: dict[torch.device, torch.Tensor]) -> None:
-        """Adds the weighted gradients of one tensor to its sum. ``placed``: coefficients (N, G) by device, their own first."""
-        block = self._tensors[index][0]
-        if not bool((next(iter(placed.values()))[:, block] != 0).any()):
-            return
-        total = self._total(index)
-        if total.device not in placed:
-            placed[total.device] = next(iter(placed.values())).to(total.device, non_blocking=True)
-        with full_precision(total.device):
-            add_weighted(found, placed[total.device][:, block], total)
+    def _weigh(self, several: Sequence[tuple[int, list[Piece]]], placed: dict[torch.device, torch.Tensor]) -> None:
+        """Adds the weighted gradients of tensors to their sums. ``placed``: coefficients (N, G) by device, their own first."""
+        own = next(iter(placed.values()))
+        touched = (own != 0).any(0).tolist()
+        parts = []
+        for index, found in several:
+            block = self._tensors[index][0]
+            if touched[block]:
+                total = self._total(index)
+                if total.device not in placed:
+                    placed[total.device] = own.to(total.device, non_blocking=True)
+                parts.append((found, placed[total.device][:, block], total))
+        with ExitStack() as stack:
+            for device in {total.device for *_, total in parts}:
+                stack.enter_context(full_precision(device))
+            add_all_weighted(parts)
 
     def drain(self, active: Iterable[int]) -> None:
         super().drain(active)
@@ -318,7 +326,7 @@ class FastSums(Sums):
     def _sum_of(self, index: int) -> torch.Tensor | None:
         for pieces, coefficients_NG in self._pending:
             if index in pieces:
-                self._weigh(index, pieces.pop(index), {coefficients_NG.device: coefficients_NG})
+                self._weigh([(index, pieces.pop(index))], {coefficients_NG.device: coefficients_NG})
         return super()._sum_of(index)
 
 

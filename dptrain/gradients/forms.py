@@ -11,6 +11,7 @@ Bu et al. (arXiv:2210.00038) for book-keeping, one backward pass and a weighted 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -275,6 +276,43 @@ def add_weighted(pieces: list[Piece], weight_N: torch.Tensor, total: torch.Tenso
     """
     for piece in pieces:
         piece.add_weighted(weight_N, total)
+
+
+def norms_sq(merged: Sequence[list[Piece]]) -> list[torch.Tensor]:
+    """Takes :func:`norm_sq` of many tensors: of gradients that are formed and small, in one call of a kernel."""
+    together = {place: flat for place, pieces in enumerate(merged) if (flat := _rows(pieces)) is not None}
+    found = {}
+    if together:
+        squares = kernels.row_squares(list(together.values()))
+        found = dict(zip(together, matmul.held_rows(squares, list(together.values())), strict=True))
+    return [found[place] if place in found else norm_sq(pieces) for place, pieces in enumerate(merged)]
+
+
+def add_all_weighted(parts: Sequence[tuple[list[Piece], torch.Tensor, torch.Tensor]]) -> None:
+    """Does :func:`add_weighted` for many tensors, each with its weights and its total; likewise."""
+    together = []
+    for pieces, weight_N, total in parts:
+        flat = _rows(pieces)
+        if flat is not None and total.is_contiguous() and total.dtype == weight_N.dtype == torch.float64:
+            together.append((total.view(-1), flat, weight_N))
+        else:
+            add_weighted(pieces, weight_N, total)
+    if together:
+        totals, rows, weights = (list(values) for values in zip(*together, strict=True))
+        matmul.add_rows(totals, rows, torch.stack(weights))
+
+
+def is_formed(pieces: list[Piece]) -> bool:
+    """Tells whether merged pieces are the gradients themselves."""
+    return len(pieces) == 1 and type(pieces[0]) is Dense
+
+
+def _rows(pieces: list[Piece]) -> torch.Tensor | None:
+    """Returns gradients that are formed as rows, (N, numbers), where a kernel takes them."""
+    (piece,) = pieces if is_formed(pieces) else (None,)
+    if not isinstance(piece, Dense) or not piece.g.numel() or not kernels.takes_rows(piece.g):
+        return None
+    return piece.g.view(piece.g.shape[0], -1)
 
 
 def widened(form: Form, least: torch.dtype) -> Form:

@@ -6,6 +6,8 @@
 
 //
 // And what certified sums do with every coordinate: scale it, truncate it towards zero, and square or add up what is left.
+//
+// And squared norms and weighted sums of gradients that are formed, of many small tensors in one call.
 
 #include <cmath>
 
@@ -243,6 +245,43 @@ extern "C" void dptrain_add(double* total, long n, const float* const* from, con
         for (long each = 0; each < many; ++each) {
             truncate(from[each] + start, run, steps[each], part);
             for (long i = 0; i < run; ++i) total[start + i] += (double)part[i];
+        }
+    }
+}
+
+// Squared norms of the rows of `many` matrices of n rows each, float64: products of float32 numbers are exact there.
+extern "C" void dptrain_rows_squares(const float* const* from, const long* widths, long many, long n, double* out) {
+    for (long each = 0; each < many; ++each)
+        for (long row = 0; row < n; ++row) {
+            const float* x = from[each] + row * widths[each];
+            double lines[2 * LANES] = {0.0}, sum = 0.0;
+            long i = 0;
+            for (; i + 2 * LANES <= widths[each]; i += 2 * LANES)
+                for (int k = 0; k < 2 * LANES; ++k) lines[k] += (double)x[i + k] * (double)x[i + k];
+            for (; i < widths[each]; ++i) sum += (double)x[i] * (double)x[i];
+            for (int k = 0; k < 2 * LANES; ++k) sum += lines[k];
+            out[each * n + row] = sum;
+        }
+}
+
+// Adds to `many` totals the rows of a matrix each, times their weights.
+extern "C" void dptrain_rows_add(double* const* totals, const float* const* from, const long* widths, long many, long n,
+                                 const double* weights) {
+    constexpr int STEP = 4 * LANES;
+    for (long each = 0; each < many; ++each) {
+        const double* w = weights + each * n;
+        long width = widths[each], i = 0;
+        for (; i + STEP <= width; i += STEP) {
+            double sum[STEP] = {0.0};
+            const float* x = from[each] + i;
+            for (long row = 0; row < n; ++row, x += width)
+                for (int k = 0; k < STEP; ++k) sum[k] += w[row] * (double)x[k];
+            for (int k = 0; k < STEP; ++k) totals[each][i + k] += sum[k];
+        }
+        for (; i < width; ++i) {
+            double sum = 0.0;
+            for (long row = 0; row < n; ++row) sum += w[row] * (double)from[each][row * width + i];
+            totals[each][i] += sum;
         }
     }
 }

@@ -6,6 +6,7 @@
   product.
 * :func:`turned`: a factor of a weighted sum, scaled and transposed at once, as the products of libraries want it.
 * :func:`squares` and :func:`add_truncated`: the integers of certified sums, of which none is ever written.
+* :func:`row_squares` and :func:`add_rows`: norms and weighted sums of small tensors (LoRA, biases), of all in one call.
 
 Without a compiler (:mod:`dptrain.native`), or where :data:`ENABLED` is false, products of libraries stand for them
 (:mod:`dptrain.gradients.matmul`).
@@ -172,6 +173,49 @@ def add_truncated(total: torch.Tensor, parts: Sequence[tuple[torch.Tensor, float
     return True
 
 
+def row_squares(matrices: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Returns the squared norms of the rows of matrices of N rows each, float64 (len(matrices), N); of those that
+    :func:`takes_rows`.
+
+    Every product is exact and added up in float64, in an order that a row's width alone decides.
+    """
+    rows = matrices[0].shape[0]
+    out = torch.empty(len(matrices), rows, dtype=torch.float64)
+    run = library().dptrain_rows_squares
+
+    def some(first: int, many: int) -> None:
+        run(*_list(matrices[first : first + many]), many, rows, out.data_ptr() + 8 * first * rows)
+
+    _each(len(matrices), sum(x.numel() for x in matrices), some)
+    return out
+
+
+def add_rows(totals: Sequence[torch.Tensor], matrices: Sequence[torch.Tensor], weights: torch.Tensor) -> None:
+    """Adds the rows of each matrix, times its weights, to a total of its width, in place: in float64, from the products on.
+
+    Args:
+        totals: float64, contiguous, no two of the same memory. matrices: of N rows each, those that :func:`takes_rows`.
+        weights: float64 (len(matrices), N), contiguous.
+    """
+    run, rows = library().dptrain_rows_add, weights.shape[1]
+
+    def some(first: int, many: int) -> None:
+        places = (ctypes.c_void_p * many)(*(total.data_ptr() for total in totals[first : first + many]))
+        run(places, *_list(matrices[first : first + many]), many, rows, weights.data_ptr() + 8 * first * rows)
+
+    _each(len(matrices), sum(x.numel() for x in matrices), some)
+
+
+def takes_rows(matrix: torch.Tensor) -> bool:
+    """Tells whether :func:`row_squares` and :func:`add_rows` serve a matrix."""
+    return matrix.is_contiguous() and _serve(matrix)
+
+
+def _list(matrices: Sequence[torch.Tensor]) -> tuple[Any, Any]:
+    places = (ctypes.c_void_p * len(matrices))(*(x.data_ptr() for x in matrices))
+    return places, (ctypes.c_long * len(matrices))(*(x.shape[1] for x in matrices))
+
+
 def _serve(*values: torch.Tensor, traced: bool = False) -> bool:
     """Tells whether a kernel serves these factors; ``traced``: also those without values, of which a graph is made."""
     kinds = (torch.Tensor, FakeTensor) if traced else (torch.Tensor,)
@@ -223,6 +267,9 @@ def _declared(found: Any) -> None:
     found.dptrain_turn.argtypes, found.dptrain_turn.restype = [pointer, number, number, number, pointer, pointer], None
     found.dptrain_squares.argtypes, found.dptrain_squares.restype = [pointer, number, ctypes.c_float], ctypes.c_double
     found.dptrain_add.argtypes, found.dptrain_add.restype = [pointer, number, pointer, pointer, number], None
+    found.dptrain_rows_squares.argtypes = [pointer, pointer, number, number, pointer]
+    found.dptrain_rows_add.argtypes = [pointer, pointer, pointer, number, number, pointer]
+    found.dptrain_rows_squares.restype = found.dptrain_rows_add.restype = None
 
 
 def works(found: Any) -> bool:
@@ -246,7 +293,23 @@ def works(found: Any) -> bool:
         for gap in gaps:
             if not bool((gap[:-1].abs() <= 1e-5).all()) or bool(gap[-1].isfinite()):
                 return False
-    return all(_truncates(found, count) and _turns(found, count) for count in (1, 7, 16, 1023, 1024, 2087))
+    return all(
+        _truncates(found, count) and _turns(found, count) and _adds_rows(found, count) for count in (1, 7, 16, 1023, 1024, 2087)
+    )
+
+
+def _adds_rows(found: Any, width: int) -> bool:
+    """Tells whether kernels form norms and weighted sums of rows, to float64 rounding, and a NaN stays with its row."""
+    x = torch.arange(3 * width, dtype=torch.float32).remainder_(61.0).sub_(30.5).div_(7.0).view(3, width)
+    weights = torch.tensor([0.7, 0.0, -1e-3], dtype=torch.float64)
+    total, squares = torch.ones(width, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    where, widths = (ctypes.c_void_p * 1)(x.data_ptr()), (ctypes.c_long * 1)(width)
+    found.dptrain_rows_add((ctypes.c_void_p * 1)(total.data_ptr()), where, widths, 1, 3, weights.data_ptr())
+    near = bool(((total - 1.0 - weights @ x.double()).abs() <= 1e-14).all())
+    x[1, width - 1] = torch.nan
+    found.dptrain_rows_squares(where, widths, 1, 3, squares.data_ptr())
+    true = x.double().square().sum(1)
+    return near and bool(((squares - true).abs() <= 1e-14 * true)[[0, 2]].all()) and bool(squares[1].isnan())
 
 
 def _turns(found: Any, rows: int) -> bool:

@@ -10,7 +10,7 @@ Everything else (other devices, float64, small products, tensor subclasses) is l
 """
 
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -277,6 +277,38 @@ def held_grams(found: Grams, a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> Grams:
     row = int(torch.nonzero(~alike)[0])
     shapes = f"{tuple(a_NTD.shape[1:])} and {tuple(b_NTP.shape[1:])}"
     raise _wrong(f"a squared norm from factors of shapes {shapes}", float(found.square[row]), float(true[row]))
+
+
+def held_rows(found_MN: torch.Tensor, matrices: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Returns squared norms of rows as they are found; in a probe, only if they are torch's.
+
+    Raises:
+        UnsupportedModule: code KERNEL_WRONG, they are others.
+    """
+    if way.holding is not None:
+        for found, matrix in zip(found_MN, matrices, strict=True):
+            true = matrix.double().square().sum(1)
+            alike = ((found - true).abs() <= 2.0**-40 * true) | (~true.isfinite() & ~found.isfinite())
+            if not bool(alike.all()):
+                row = int(torch.nonzero(~alike)[0])
+                what = f"the squared norm of a gradient of {matrix.shape[1]} numbers"
+                raise _wrong(what, float(found[row]), float(true[row]))
+    return found_MN
+
+
+def add_rows(totals: list[torch.Tensor], matrices: list[torch.Tensor], weights_MN: torch.Tensor) -> None:
+    """Adds the rows of matrices, times their weights, to totals (:func:`kernels.add_rows`); in a probe, as torch does, or it
+    raises UnsupportedModule, code KERNEL_WRONG."""
+    if way.holding is None:
+        kernels.add_rows(totals, matrices, weights_MN)
+        return
+    before = [total.clone() for total in totals]
+    kernels.add_rows(totals, matrices, weights_MN)
+    for found, total, matrix, weight in zip(totals, before, matrices, weights_MN, strict=True):
+        true, near = total + weight @ matrix.double(), 2.0**-40 * (total.abs() + weight.abs() @ matrix.double().abs())
+        if not bool(((found - true).abs() <= near).all()):
+            at = int((found - true).abs().argmax())
+            raise _wrong(f"a weighted sum of gradients of {matrix.shape[1]} numbers", float(found[at]), float(true[at]))
 
 
 def _wrong(what: str, found: float, true: float) -> UnsupportedModule:

@@ -199,3 +199,26 @@ def test_the_probes_find_a_norm_that_is_wrong(factor: float, tmp_path, monkeypat
         trainer.run()
     assert refused.value.code == "KERNEL_WRONG" and "squared norm" in refused.value.sentence
     trainer.close()
+
+
+@pytest.mark.skipif(kernels.library() is None, reason="no C++ compiler here, so libraries compute")
+@pytest.mark.parametrize("kernel", ["row_squares", "add_rows"])
+def test_the_probes_find_a_norm_or_a_sum_of_small_tensors_that_is_wrong(kernel: str, tmp_path, monkeypatch) -> None:
+    own = getattr(kernels, kernel)
+
+    def spoiled(first: Any, matrices: Any = None, weights: Any = None) -> Any:
+        if kernel == "row_squares":
+            found = own(first)
+            found[-1, -1] *= 0.999
+            return found
+        own(first, matrices, weights)
+        first[-1][-1] *= 1.001
+        return None
+
+    monkeypatch.setattr(kernels, kernel, spoiled)
+    world = make_world(tmp_path, steps=2)
+    trainer = Trainer(world)
+    with pytest.raises(UnsupportedModule) as refused:
+        trainer.run()
+    assert refused.value.code == "KERNEL_WRONG" and not world.ledger.exists()
+    trainer.close()

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dptrain import native  # noqa: E402
-from tests.worlds.trainer import Trainer  # noqa: E402
-from tests.worlds.training import make_world  # noqa: E402
+from dptrain import native
+from tests.worlds.trainer import Trainer
+from tests.worlds.training import make_world
 
 ROUNDS = """
 import json, resource, torch

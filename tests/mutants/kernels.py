@@ -36,8 +36,25 @@ COMPUTED = (
         T_KERNELS + "test_kernels_that_compute_something_else_are_not_used",
     ),
     Mutant(
-        "nor those that form other integers", KERNELS, "return all(_truncates(", "return True or all(_truncates(",
+        "nor those that form other integers", KERNELS, "_truncates(found, count) and _turns", "True and _turns",
         T_KERNELS + "test_kernels_that_compute_something_else_are_not_used",
+    ),
+    Mutant(
+        "nor those that form other norms of rows", KERNELS, " and _adds_rows(found, count) for", " for",
+        T_KERNELS + "test_kernels_that_compute_something_else_are_not_used",
+    ),
+    Mutant(
+        "norms of small tensors are held to torch's", PRODUCTS, "2.0**-40 * true) | (~true", "1.0 * true) | (~true",
+        T_RUN + "test_the_probes_find_a_norm_or_a_sum_of_small_tensors_that_is_wrong",
+    ),
+    Mutant(
+        "and their sums", PRODUCTS, "if not bool(((found - true).abs() <= near).all()):", "if False:",
+        T_RUN + "test_the_probes_find_a_norm_or_a_sum_of_small_tensors_that_is_wrong",
+    ),
+    Mutant(
+        "rows of a matrix that lies in several pieces are left to torch", KERNELS,
+        "return matrix.is_contiguous() and _serve(matrix)", "return _serve(matrix)",
+        T_KERNELS + "test_norms_and_sums_of_many_tensors_are_those_of_each",
     ),
     Mutant(
         "of a file that nobody else may write",

@@ -10,7 +10,15 @@ torch = pytest.importorskip("torch")
 
 from dptrain import native  # noqa: E402
 from dptrain.gradients import kernels, matmul  # noqa: E402
-from dptrain.gradients.forms import Outer, norm_sq  # noqa: E402
+from dptrain.gradients.forms import (  # noqa: E402
+    Dense,
+    Gather,
+    Outer,
+    add_all_weighted,
+    add_weighted,
+    norm_sq,
+    norms_sq,
+)
 
 needs_compiler = pytest.mark.skipif(kernels.library() is None, reason="no C++ compiler here, so libraries compute")
 
@@ -282,9 +290,29 @@ def round_last(args: tuple, found: None) -> None:
     first[0] = float(torch.nextafter(torch.tensor(first[0]), torch.tensor(torch.inf)))
 
 
+def lengthen(args: tuple, found: None) -> None:
+    """Makes the first squared norm of rows larger by 2^-40 of itself."""
+    first = (kernels.ctypes.c_double * 1).from_address(args[4])
+    first[0] *= 1.0 + 2.0**-40
+
+
+def hide(args: tuple, found: None) -> None:
+    """Calls a norm zero that is not a number."""
+    squares = (kernels.ctypes.c_double * args[3]).from_address(args[4])
+    for row in range(args[3]):
+        squares[row] = squares[row] if squares[row] == squares[row] else 0.0
+
+
+def add_once_more(args: tuple, found: None) -> None:
+    """Adds a little to the last number of the first total."""
+    last = (kernels.ctypes.c_double * 1).from_address(args[0][0] + 8 * (args[2][0] - 1))
+    last[0] += 1e-9
+
+
 WRONG = [
     ("dptrain_gram", shift), ("dptrain_outer", flip), ("dptrain_squares", lower), ("dptrain_squares", vanish),
-    ("dptrain_add", round_up), ("dptrain_turn", round_last),
+    ("dptrain_add", round_up), ("dptrain_turn", round_last), ("dptrain_rows_squares", lengthen),
+    ("dptrain_rows_squares", hide), ("dptrain_rows_add", add_once_more),
 ]  # fmt: skip
 
 
@@ -343,3 +371,56 @@ def test_a_factor_is_scaled_and_turned_to_the_bit(threads: int) -> None:
         assert kernels.turned(x.double(), weights) is None
     finally:
         torch.set_num_threads(before)
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_have_the_norms_and_weighted_sums_of_float64_whatever_their_company(threads: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for rows in (1, 5, 16):
+            matrices = [torch.randn(rows, width, generator=generator) * 1e3 for width in (1, 15, 16, 64, 65, 3072, 40000)]
+            matrices[3][0] = 1e-44
+            matrices[4][rows - 1] = 1e30  # whose square is no float32
+            weights = torch.rand(len(matrices), rows, generator=generator, dtype=torch.float64)
+            totals = [torch.randn(x.shape[1], generator=generator, dtype=torch.float64) for x in matrices]
+            wanted = [total + weight @ x.double() for total, weight, x in zip(totals, weights, matrices, strict=True)]
+            squares = kernels.row_squares(matrices)
+            kernels.add_rows(totals, matrices, weights)
+            for square, x, total, true in zip(squares, matrices, totals, wanted, strict=True):
+                torch.testing.assert_close(square, x.double().square().sum(1), rtol=1e-13, atol=0.0)
+                torch.testing.assert_close(total, true, rtol=1e-12, atol=1e-9)
+                alone = torch.cat([kernels.row_squares([row[None].clone()])[0] for row in x])
+                assert torch.equal(square, alone), "a norm depends on who else is there"
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_compiler
+def test_norms_and_sums_of_many_tensors_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every form, of numbers that no kernel serves, and where one is not finite."""
+    generator = torch.Generator().manual_seed(4)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    merged: list[Any] = [
+        [Dense(drawn(4, 3, 5))], [Outer(drawn(4, 6, 3), drawn(4, 6, 5))], [Dense(drawn(4, 7).double())],
+        [Dense(drawn(3, 4, 6).transpose(0, 1))], [Dense(drawn(4, 0))], [Dense(drawn(4))],
+        [Gather(torch.arange(8).view(4, 2), drawn(4, 2, 5))],
+    ]  # fmt: skip
+    merged[0][0].g[2, 1, 1] = torch.nan
+    found, each = norms_sq(merged), [norm_sq(pieces) for pieces in merged]
+    for square, true in zip(found, each, strict=True):
+        torch.testing.assert_close(square, true, rtol=1e-6, atol=0.0, equal_nan=True)
+    merged[0][0].g[2, 1, 1] = 1.0
+    shapes = [(3, 5), (5, 3), (7,), (3, 6), (0,), (), (8, 5)]
+    weights = torch.rand(len(merged), 4, generator=generator, dtype=torch.float64)
+    one, all_of_them = ([torch.ones(shape, dtype=torch.float64) for shape in shapes] for _ in range(2))
+    for pieces, weight, total in zip(merged, weights, one, strict=True):
+        add_weighted(pieces, weight, total)
+    add_all_weighted(list(zip(merged, weights, all_of_them, strict=True)))
+    for total, true in zip(all_of_them, one, strict=True):
+        torch.testing.assert_close(total, true, rtol=1e-6, atol=1e-6)
