@@ -642,9 +642,9 @@ class PreparedRun(Parts[Planned]):
     def detach(self, ended: tuple[str, str]) -> None:
         """Leaves the sandbox, gives the parameters back to autograd and removes every hook; no more steps are taken."""
         self.ended = ended
+        self.feeder.close()
         if self._memory is not None:
             self._memory.close()
-        self.feeder.close()
         self.under_way.leave()
         self.forwards.detach()
         self.gradients.close()

@@ -55,8 +55,22 @@ FASTER = (
         T_FUSED + "test_a_module_that_somebody_watches_computes_by_itself",
     ),
     Mutant(
-        "what somebody holds is not written", FUSED, "if same and _free(_held(wide), _fresh()) else", "if same else",
+        "what somebody holds is not written", FUSED, " and _free(_held(wide), _fresh())\n", "\n",
         T_FUSED + "test_a_constant_that_an_adapter_answers_stays_what_it_is",
+    ),
+    Mutant(
+        "content is followed through what a hook makes of an output", "dptrain/routing/router.py",
+        "(sandbox.marking or torch", "(torch",
+        "tests/routing/test_capture.py::test_content_is_followed_through_what_a_hook_makes_of_an_output",
+    ),
+    Mutant(
+        "hooks on what is saved run as the program does", "dptrain/routing/router.py",
+        "sandbox.marking or torch._C._autograd._top_saved_tensors_default_hooks(True)", "sandbox.marking",
+        "tests/routing/test_capture.py::test_hooks_of_the_program_on_what_is_saved_run_as_the_program_does",
+    ),
+    Mutant(
+        "memory that the user has tuned is left alone", "dptrain/native.py", "self._own = not _tuned()", "self._own = True",
+        "tests/engine/test_memory_of_a_run.py::test_freed_memory_is_kept_inside_unless_the_user_has_tuned_it",
     ),
     Mutant(
         "others of a class compute as ever", FUSED, "if of is None or module is not self or", "if False or",

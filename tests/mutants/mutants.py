@@ -413,8 +413,8 @@ WRITTEN = (
 
 LEAVES = (
     Mutant(
-        "leaves are looked for in every microbatch, of every shape", INTERCEPTION, "        self._look_at_leaves(args)\n",
-        "        if self.current.probing:\n            self._look_at_leaves(args)\n",
+        "leaves are looked for in every microbatch, of every shape", INTERCEPTION, "        if torch.is_grad_enabled():\n",
+        "        if self.current.probing:\n",
         T_INTERCEPTION + "test_a_leaf_behind_a_reentrant_checkpoint_is_found_when_it_is_computed_again_and_keeps_no_gradient",
     ),
     Mutant(
