@@ -112,8 +112,8 @@ TABLES = (
            T_MASKS + "test_a_pass_that_was_left_and_ends_late_takes_nothing_from_the_pass_under_way"),
     Mutant("a copy is a plain model", SPECTRUM, "            vars(module).setdefault(_COPIES, partial(_reduced, module))\n", "",
            T_MASKS + "test_a_copy_that_is_made_in_a_microbatch_masks_as_the_library_does"),
-    Mutant("a trace asks for the form of a view and goes on", "dptrain/sandbox/interception.py", "if kind is _ASKED:", "if False:",
-           "tests/sandbox/test_interception.py::"
+    Mutant("a trace asks for the form of a view and goes on", "dptrain/sandbox/interception.py",
+           "if kind is _ASKED:", "if False:", "tests/sandbox/test_interception.py::"
            "test_questions_for_the_form_of_a_tensor_are_answered_without_a_look_at_its_node"),
     Mutant("a method runs what stands in for it", SPECTRUM, "return standing or getattr(type(module), method)",
            "return getattr(type(module), method)", _EXACT),

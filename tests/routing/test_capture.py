@@ -22,13 +22,13 @@ class Branching(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.layers[0](x)
+        y = self.layers[1](self.layers[0](x))
         if bool((y > 1e6).any()):
             y = y * 2.0
-        return self.layers[1](y).sum((1, 2))
+        return self.layers[2](y).sum((1, 2))
 
 
 def routed() -> tuple[Branching, Sandbox, Router]:
@@ -72,21 +72,6 @@ def test_hooks_of_the_program_on_what_is_saved_run_as_the_program_does() -> None
     with torch.autograd.graph.saved_tensors_hooks(packed, lambda value: value):
         microbatch(model, sandbox, router, torch.randn(3, 5, 4))
     assert len(idle) >= 3 and not any(idle)
-
-
-def test_nobody_is_asked_about_our_own_operations_in_a_microbatch(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, sandbox, router = routed()
-    seen: list[str] = []
-    run = Sandbox.dispatch
-
-    def dispatch(self: Sandbox, func: Any, args: tuple, kwargs: dict) -> Any:
-        seen.append(str(func))
-        return run(self, func, args, kwargs)
-
-    monkeypatch.setattr(Sandbox, "dispatch", dispatch)
-    microbatch(model, sandbox, router, torch.randn(3, 5, 4))
-    assert "aten.addmm.default" in seen and "aten.new_zeros.default" not in seen
-    assert seen.count("aten.detach.default") <= 1, "of the losses"
 
 
 @pytest.mark.parametrize("keep", WAYS)
