@@ -79,26 +79,28 @@ void lay_out(const float* x, long stride, long rows, long terms, Room& room) {
     }
 }
 
-// Adds up, or adds to what is there, a tile of TALL rows by the WIDE rows of a panel.
-void tile(const float* const* rows, const float* panel, long terms, float* out, bool fresh) {
-    Lane sums[TALL][2];
-    for (int i = 0; i < TALL; ++i) sums[i][0] = sums[i][1] = Lane{};
+// Adds up, or adds to what is there, a tile of TALL rows by V * LANES rows of a panel.
+template <int V> void tile(const float* const* rows, const float* panel, long terms, float* out, bool fresh) {
+    Lane sums[TALL][V];
+    for (int i = 0; i < TALL; ++i)
+        for (int v = 0; v < V; ++v) sums[i][v] = Lane{};
     for (long k = 0; k < terms; ++k) {
-        Lane left = *(const Lane*)(panel + k * WIDE), right = *(const Lane*)(panel + k * WIDE + LANES);
+        Lane columns[V];
+        for (int v = 0; v < V; ++v) columns[v] = *(const Lane*)(panel + k * WIDE + v * LANES);
         for (int i = 0; i < TALL; ++i) {
             float x = rows[i][k];
-            sums[i][0] += x * left;
-            sums[i][1] += x * right;
+            for (int v = 0; v < V; ++v) sums[i][v] += x * columns[v];
         }
     }
     for (int i = 0; i < TALL; ++i)
-        for (int half = 0; half < 2; ++half) {
-            Lane* to = (Lane*)(out + i * SIDE + half * LANES);
-            *to = fresh ? sums[i][half] : *to + sums[i][half];
+        for (int v = 0; v < V; ++v) {
+            Lane* to = (Lane*)(out + i * SIDE + v * LANES);
+            *to = fresh ? sums[i][v] : *to + sums[i][v];
         }
 }
 
-// Products of the m rows from i0 on with the n rows from j0 on; of a block on the diagonal, tiles that touch its upper triangle.
+// Products of the m rows from i0 on with the n rows from j0 on; of a block on the diagonal, tiles that touch its upper triangle,
+// and where the diagonal has left the first half of a tile, the other half.
 void block(const float* x, long stride, long width, long i0, long m, long j0, long n, float* out, Room& room) {
     for (long start = 0; start < width || start == 0; start += DEEP) {
         long terms = width - start < DEEP ? width - start : DEEP;
@@ -107,7 +109,11 @@ void block(const float* x, long stride, long width, long i0, long m, long j0, lo
             for (long i = 0; i < m && (i0 < j0 || i < j + WIDE); i += TALL) {
                 const float* rows[TALL];
                 for (int k = 0; k < TALL; ++k) rows[k] = i + k < m ? x + (i0 + i + k) * stride + start : room.zeros;
-                tile(rows, room.panels + j / WIDE * DEEP * WIDE, terms, out + i * SIDE + j, start == 0);
+                const float* panel = room.panels + j / WIDE * DEEP * WIDE;
+                if (i0 == j0 && i >= j + LANES)
+                    tile<1>(rows, panel + LANES, terms, out + i * SIDE + j + LANES, start == 0);
+                else
+                    tile<2>(rows, panel, terms, out + i * SIDE + j, start == 0);
             }
     }
 }
