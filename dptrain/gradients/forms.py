@@ -127,7 +127,7 @@ class Outer(Form):
     def add_weighted(self, weight_N: torch.Tensor, total: torch.Tensor) -> None:
         part = matmul.weighted_outer(self.a_NTD, self.b_NTP, weight_N)
         part = part.t() if self.transposed else part
-        total.view(part.shape).add_(part)  # a convolution's weight has more than two dimensions
+        kernels.add_to(total.view(part.shape), part)  # a convolution's weight has more than two dimensions
 
     def dense(self, shape: torch.Size) -> torch.Tensor:
         return _instantiate(self.a_NTD, self.b_NTP, self.transposed).reshape(self.count, *shape)

@@ -228,6 +228,27 @@ extern "C" void dptrain_turn(const float* x, long row, long rows, long width, co
         for (c = 0; c < width; ++c) out[c * rows + k] = x[k * row + c] * weights[k];
 }
 
+// Adds to `rows` rows of a total what lies in as many columns of x, whose rows are `row` apart.
+extern "C" void dptrain_add_turned(double* total, long width, const float* x, long row, long rows) {
+    long whole = width / LANES * LANES, r = 0;
+    for (; r + LANES <= rows; r += LANES) {
+        double* to = total + r * width;
+        for (long c = 0; c < whole; c += LANES) {
+            Lane block[LANES];
+            for (int k = 0; k < LANES; ++k) __builtin_prefetch(x + (c + 2 * LANES + k) * row + r);
+            for (int k = 0; k < LANES; ++k) block[k] = (Lane)*(const Loose*)(x + (c + k) * row + r);
+            turn<1>(block), turn<2>(block), turn<4>(block);
+            if (LANES > 8) turn<LANES / 2>(block);
+            for (int i = 0; i < LANES; ++i)
+                for (int k = 0; k < LANES; ++k) to[i * width + c + k] += (double)block[i][k];
+        }
+        for (int i = 0; i < LANES; ++i)
+            for (long c = whole; c < width; ++c) to[i * width + c] += (double)x[c * row + r + i];
+    }
+    for (; r < rows; ++r)
+        for (long c = 0; c < width; ++c) total[r * width + c] += (double)x[c * row + r];
+}
+
 // The sum of the squares of the integers that n coordinates become, as float64 adds it up in some order.
 extern "C" double dptrain_squares(const float* x, long n, float step) {
     alignas(64) float part[RUN];

@@ -5,6 +5,7 @@
 * :func:`outer`: gradients of narrow tensors (LoRA), contribution by contribution, at two to three times the speed of a batched
   product.
 * :func:`turned`: a factor of a weighted sum, scaled and transposed at once, as the products of libraries want it.
+* :func:`add_to`: that sum, which may come out turned, added to its total.
 * :func:`squares` and :func:`add_truncated`: the integers of certified sums, of which none is ever written.
 * :func:`row_squares` and :func:`add_rows`: norms and weighted sums of small tensors (LoRA, biases), of all in one call.
 
@@ -150,6 +151,23 @@ def turned(x_KW: torch.Tensor, weight_K: torch.Tensor) -> torch.Tensor | None:
     return out
 
 
+def add_to(total: torch.Tensor, part: torch.Tensor) -> None:
+    """Does ``total.add_(part)``, to the bit: of a part that lies turned, three times as fast as torch."""
+    turned = part.dim() == 2 and not part.is_contiguous() and part.t().is_contiguous()
+    if not (turned and total.is_contiguous() and total.dtype == torch.float64 and total.shape == part.shape and _serve(part)):
+        total.add_(part)
+        return
+    rows, width = total.shape
+    run, blocks = library().dptrain_add_turned, -(-rows // _LANES)
+
+    def some(first: int, many: int) -> None:
+        start, end = first * _LANES, min((first + many) * _LANES, rows)
+        run(total.data_ptr() + 8 * start * width, width, part.data_ptr() + 4 * start, rows, end - start)
+
+    _each(blocks, total.numel(), some)
+    torch.autograd.graph.increment_version(total)
+
+
 def squares(values: torch.Tensor, step: float) -> float | None:
     """Returns the sum of the squares of ``trunc(values * step)``; None as :func:`grams`.
 
@@ -267,6 +285,7 @@ def _declared(found: Any) -> None:
     found.dptrain_turn.argtypes, found.dptrain_turn.restype = [pointer, number, number, number, pointer, pointer], None
     found.dptrain_squares.argtypes, found.dptrain_squares.restype = [pointer, number, ctypes.c_float], ctypes.c_double
     found.dptrain_add.argtypes, found.dptrain_add.restype = [pointer, number, pointer, pointer, number], None
+    found.dptrain_add_turned.argtypes, found.dptrain_add_turned.restype = [pointer, number, pointer, number, number], None
     found.dptrain_rows_squares.argtypes = [pointer, pointer, number, number, pointer]
     found.dptrain_rows_add.argtypes = [pointer, pointer, pointer, number, number, pointer]
     found.dptrain_rows_squares.restype = found.dptrain_rows_add.restype = None
@@ -313,12 +332,15 @@ def _adds_rows(found: Any, width: int) -> bool:
 
 
 def _turns(found: Any, rows: int) -> bool:
-    """Tells whether a kernel scales and transposes, to the bit."""
+    """Tells whether kernels scale, transpose and add, to the bit."""
     for width in (1, 16, 37):
         x = torch.arange(rows * width, dtype=torch.float32).remainder_(61.0).sub_(30.5).div_(7.0).view(rows, width)
         weights, out = torch.arange(rows, dtype=torch.float32).div_(rows), torch.zeros(width, rows)
         found.dptrain_turn(x.data_ptr(), width, rows, width, weights.data_ptr(), out.data_ptr())
-        if not torch.equal(out, (x * weights[:, None]).t()):
+        total = torch.arange(rows * width, dtype=torch.float64).view(width, rows)
+        true = total + x.t()
+        found.dptrain_add_turned(total.data_ptr(), rows, x.data_ptr(), width, width)
+        if not torch.equal(out, (x * weights[:, None]).t()) or not torch.equal(total, true):
             return False
     return True
 

@@ -309,10 +309,16 @@ def add_once_more(args: tuple, found: None) -> None:
     last[0] += 1e-9
 
 
+def add_late(args: tuple, found: None) -> None:
+    """Moves the last number of a total to the next one."""
+    last = (kernels.ctypes.c_double * 1).from_address(args[0] + 8 * (args[1] * args[4] - 1))
+    last[0] = float(torch.nextafter(torch.tensor(last[0], dtype=torch.float64), torch.tensor(torch.inf, dtype=torch.float64)))
+
+
 WRONG = [
     ("dptrain_gram", shift), ("dptrain_outer", flip), ("dptrain_squares", lower), ("dptrain_squares", vanish),
     ("dptrain_add", round_up), ("dptrain_turn", round_last), ("dptrain_rows_squares", lengthen),
-    ("dptrain_rows_squares", hide), ("dptrain_rows_add", add_once_more),
+    ("dptrain_rows_squares", hide), ("dptrain_rows_add", add_once_more), ("dptrain_add_turned", add_late),
 ]  # fmt: skip
 
 
@@ -424,3 +430,28 @@ def test_norms_and_sums_of_many_tensors_are_those_of_each(monkeypatch: pytest.Mo
     add_all_weighted(list(zip(merged, weights, all_of_them, strict=True)))
     for total, true in zip(all_of_them, one, strict=True):
         torch.testing.assert_close(total, true, rtol=1e-6, atol=1e-6)
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_sum_that_lies_turned_is_added_to_the_bit(threads: int) -> None:
+    generator = torch.Generator().manual_seed(5)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for rows, width in ((1, 1), (15, 17), (16, 16), (100, 33), (700, 1000), (1, 40), (40, 1), (0, 5)):
+            total = torch.randn(rows, width, generator=generator, dtype=torch.float64)
+            for part in (torch.randn(width, rows, generator=generator).t(), torch.randn(rows, width, generator=generator)):
+                true, version = total + part, total._version
+                kernels.add_to(total, part)
+                assert torch.equal(total, true) and total._version > version
+        kept = torch.zeros(3, 8, dtype=torch.float64)
+        for part in (torch.ones(8, 6).t()[::2], torch.ones(8, 3, dtype=torch.float64).t(), torch.ones(8).expand(3, 8)):
+            kernels.add_to(kept, part)
+            assert bool((kept == 1.0).all())
+            kept.zero_()
+        wide = torch.zeros(3, 16, dtype=torch.float64)[:, ::2]
+        kernels.add_to(wide, torch.ones(8, 3).t())
+        assert bool((wide == 1.0).all())
+    finally:
+        torch.set_num_threads(before)
