@@ -36,6 +36,7 @@ from dptrain import native
 from dptrain.clipping.fast import Pieces
 from dptrain.data.microbatch import Microbatch
 from dptrain.gradients import kernels, matmul
+from dptrain.routing import building
 from dptrain.routing.repeated import Loss
 from dptrain.routing.router import Router
 from dptrain.routing.router import _Armed as Armed
@@ -159,7 +160,7 @@ def make_graph(router: Router, model: nn.Module, outer: nn.Module, loss: Loss, r
     outside = nullcontext() if sandbox is None else sandbox.outside()
     try:
         # The compiler is no part of the user's program.
-        with outside, torch.autocast(values[0].device.type, enabled=False), _kept():
+        with outside, torch.autocast(values[0].device.type, enabled=False), building.best_alone(), _kept(), building.together():
             run = torch._inductor.compile(graph, [values])
     except Exception as error:
         raise NotTraceable(f"inductor: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}") from error
@@ -195,7 +196,8 @@ def _own_folder() -> str:
     if place is None:
         place = Path(tempfile.mkdtemp(prefix="dptrain-", dir=native.temporary()))
         atexit.register(shutil.rmtree, place, ignore_errors=True)
-    found = pick_vec_isa()
+    with building.best_alone():
+        found = pick_vec_isa()
     told = f"{type(found).__name__} {found} {found.build_arch_flags() if found else ''}"  # its repr may name places in memory
     kind = hashlib.sha256(native.processor() + told.encode()).hexdigest()[:32]
     return str(place / f"graphs-{kind}")

@@ -1,0 +1,183 @@
+"""Calls the C++ compiler less often than inductor does, for the same kernels.
+
+Inductor builds each kernel alone, and most of that is reading the same headers: here they are one unit. A kernel that has not
+the form known here is built alone, as are all of a unit that cannot be built. Inductor tries all vector instructions that a
+processor might have, and takes the best: here those behind the best are not tried. The kernels, the compiler and its options
+are inductor's, and so is what a kernel computes.
+"""
+
+import os
+import platform
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch._inductor.config
+import torch.utils._filelock  # so that no thread imports it
+from torch._inductor import cpu_vec_isa
+from torch._inductor.async_compile import AsyncCompile, get_compile_threads
+from torch._inductor.codecache import CodeCacheFuture, CppPythonBindingsCodeCache
+from torch._inductor.utils import clear_on_fresh_cache
+
+PER_UNIT = 40
+"""Kernels of one unit. Its headers take as long as twenty kernels; units are built beside one another."""
+
+_NAME = re.compile(r"\bkernel\b")
+_FORM = re.compile(r"\s*((?:#include [^\n]+\n)+)((?:[^#]|#pragma )*)")
+_HEADERS = ("#define PY_SSIZE_T_CLEAN", "#include <Python.h>", "#include <sstream>", "#include <cstdlib>", "#include <cerrno>")
+"""What torch's bindings include, here outside of any namespace."""
+
+Kernel = Callable[..., None]
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Has inductor, inside, build kernels by the unit."""
+    alone, wait = AsyncCompile.cpp_pybinding, AsyncCompile.wait
+
+    def cpp_pybinding(self: AsyncCompile, argtypes: Sequence[str], source_code: str) -> Any:
+        found = _FORM.fullmatch(source_code)
+        if found is None or len(_NAME.findall(source_code)) != 1:
+            return alone(self, argtypes, source_code)
+        units = vars(self).setdefault("dptrain_units", [])
+        if not units or len(units[-1].kernels) == PER_UNIT:
+            units.append(_Unit())
+        units[-1].kernels.append((argtypes, source_code, *found.groups()))
+        return _Promise(units[-1], len(units[-1].kernels) - 1)
+
+    def wait_for(self: AsyncCompile, scope: dict[str, Any]) -> None:
+        for unit in vars(self).get("dptrain_units", ()):
+            unit.begin(self.submit if get_compile_threads() > 1 else None)
+        for name, value in scope.items():
+            if isinstance(value, _Promise):
+                scope[name] = value.result()
+        wait(self, scope)
+
+    AsyncCompile.cpp_pybinding, AsyncCompile.wait = cpp_pybinding, wait_for
+    try:
+        yield
+    finally:
+        AsyncCompile.cpp_pybinding, AsyncCompile.wait = alone, wait
+
+
+class _Promise(CodeCacheFuture):
+    """One kernel of a unit."""
+
+    def __init__(self, unit: "_Unit", place: int) -> None:
+        self._unit = unit
+        self._place = place
+
+    def result(self, timeout: float | None = None) -> Kernel:
+        return self._unit.kernel(self._place)
+
+
+class _Unit:
+    """Kernels of one graph: argument types, source, and of this the headers and the rest."""
+
+    def __init__(self) -> None:
+        self.kernels: list[tuple[Sequence[str], str, str, str]] = []
+        self._built: Callable[[], Any] | None = None
+
+    def begin(self, submit: Callable[[Callable[[], None]], Any] | None) -> None:
+        """Starts to build beside what runs here; without ``submit`` it is built when it is needed."""
+        try:
+            self._built = _Library.load_async(_joined(self.kernels), submit_fn=submit)
+        except Exception:
+            self._built = None
+
+    def kernel(self, place: int) -> Kernel:
+        """A kernel, by itself if the unit cannot be built."""
+        try:
+            assert self._built is not None
+            library = self._built()
+            entry = type("_Entry", (_Library,), {"entry_function": f"kernel_{place}"})
+            return getattr(entry.module(library.path, library.key), entry.entry_function)
+        except Exception:
+            argtypes, source, *_ = self.kernels[place]
+            return CppPythonBindingsCodeCache.load_pybinding(argtypes, source)
+
+
+@clear_on_fresh_cache
+class _Library(CppPythonBindingsCodeCache):
+    """One file with the bindings of many kernels, each a Python module by its own entry."""
+
+    cache: ClassVar[dict[str, Callable[[], Any]]] = {}
+
+    @staticmethod
+    def cache_clear() -> None:
+        _Library.cache.clear()
+
+    @classmethod
+    def _load_library_inner(cls, path: str, key: str) -> Any:
+        return SimpleNamespace(path=path)  # and inductor adds the key
+
+    @classmethod
+    def module(cls, path: str, key: str) -> Any:
+        """The module of the kernel that this class is the entry of."""
+        return super()._load_library_inner(path, key)
+
+    @classmethod
+    def _get_uncompiled_header(cls, device: str) -> str | None:
+        return None  # to build it takes longer than it saves a unit
+
+
+def _joined(kernels: Sequence[tuple[Sequence[str], str, str, str]]) -> str:
+    """Puts kernels into one source, each with torch's bindings in a namespace of its own."""
+    headers = dict.fromkeys(line for kernel in kernels for line in kernel[2].splitlines())
+    parts = ["\n".join((*headers, *_HEADERS))]
+    for place, (argtypes, _, _, body) in enumerate(kernels):
+        name = f"kernel_{place}"
+        given = ", ".join(f"parse_arg<{kind.replace('const ', '')}>(args, {n})" for n, kind in enumerate(argtypes))
+        bindings = CppPythonBindingsCodeCache.suffix_template.format(
+            arg_len=len(argtypes), call_entry_func=f"{name}({given}); Py_RETURN_NONE;", entry_func=name, extra_parse_arg=""
+        )
+        code = _NAME.sub(name, body)
+        parts.append(f"namespace unit_{place} {{\n{code}\n{bindings}\n}}")
+    return "\n".join(parts)
+
+
+# --------------------------------------------------------------------------------------------------- vector instructions
+
+_LOCK = threading.Lock()
+
+
+def begin() -> threading.Thread:
+    """Starts to look for the best vector instructions, beside what runs here; the compiler is called for it."""
+    thread = threading.Thread(target=_best, name="dptrain-vector-instructions", daemon=True)
+    thread.start()
+    return thread
+
+
+@contextmanager
+def best_alone() -> Iterator[None]:
+    """Has inductor, inside, know no other vector instructions than those that it would take of all."""
+    found, before = _best(), cpu_vec_isa.valid_vec_isa_list
+    if found is not None:
+        cpu_vec_isa.valid_vec_isa_list = lambda: [found]
+    try:
+        yield
+    finally:
+        cpu_vec_isa.valid_vec_isa_list = before
+
+
+def _best() -> cpu_vec_isa.VecISA | None:
+    """Returns what inductor would take; None where that is for inductor to say."""
+    with _LOCK:
+        return _first()
+
+
+@cache
+def _first() -> cpu_vec_isa.VecISA | None:
+    chosen = os.environ.get("ATEN_CPU_CAPABILITY"), torch._inductor.config.cpp.simdlen
+    if chosen != (None, None) or sys.platform != "linux" or platform.machine() != "x86_64":
+        return None
+    try:
+        has = set(cpu_vec_isa.x86_isa_checker())
+        return next((isa for isa in cpu_vec_isa.supported_vec_isa_list if has.issuperset(str(isa).split()) and isa), None)
+    except Exception:
+        return None
