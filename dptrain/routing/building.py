@@ -6,13 +6,15 @@ processor might have, and takes the best: here those behind the best are not tri
 are inductor's, and so is what a kernel computes.
 """
 
+import itertools
 import os
 import platform
 import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -21,11 +23,11 @@ import torch._inductor.config
 import torch.utils._filelock  # so that no thread imports it
 from torch._inductor import cpu_vec_isa
 from torch._inductor.async_compile import AsyncCompile, get_compile_threads
-from torch._inductor.codecache import CodeCacheFuture, CppPythonBindingsCodeCache
+from torch._inductor.codecache import CppPythonBindingsCodeCache
 from torch._inductor.utils import clear_on_fresh_cache
 
-PER_UNIT = 40
-"""Kernels of one unit. Its headers take as long as twenty kernels; units are built beside one another."""
+FEW, MANY = 24, 48
+"""Kernels of one unit, where others can be built beside it and at most. Its headers take as long as twenty kernels."""
 
 _NAME = re.compile(r"\bkernel\b")
 _FORM = re.compile(r"\s*((?:#include [^\n]+\n)+)((?:[^#]|#pragma )*)")
@@ -44,18 +46,15 @@ def together() -> Iterator[None]:
         found = _FORM.fullmatch(source_code)
         if found is None or len(_NAME.findall(source_code)) != 1:
             return alone(self, argtypes, source_code)
-        units = vars(self).setdefault("dptrain_units", [])
-        if not units or len(units[-1].kernels) == PER_UNIT:
-            units.append(_Unit())
-        units[-1].kernels.append((argtypes, source_code, *found.groups()))
-        return _Promise(units[-1], len(units[-1].kernels) - 1)
+        return _Promise(argtypes, source_code, *found.groups())
 
     def wait_for(self: AsyncCompile, scope: dict[str, Any]) -> None:
-        for unit in vars(self).get("dptrain_units", ()):
-            unit.begin(self.submit if get_compile_threads() > 1 else None)
-        for name, value in scope.items():
-            if isinstance(value, _Promise):
-                scope[name] = value.result()
+        promised = {name: value for name, value in scope.items() if isinstance(value, _Promise)}
+        workers = get_compile_threads()
+        units = [_Unit(kernels) for kernels in _shares(list(promised.values()), workers)]
+        for unit in units:
+            unit.begin(self.submit if workers > 1 else None)
+        scope.update(zip(promised, (kernel for unit in units for kernel in unit.kernels()), strict=True))
         wait(self, scope)
 
     AsyncCompile.cpp_pybinding, AsyncCompile.wait = cpp_pybinding, wait_for
@@ -65,41 +64,44 @@ def together() -> Iterator[None]:
         AsyncCompile.cpp_pybinding, AsyncCompile.wait = alone, wait
 
 
-class _Promise(CodeCacheFuture):
-    """One kernel of a unit."""
+@dataclass(frozen=True)
+class _Promise:
+    """One kernel to be built: the types of its arguments, its source, and of this the headers and the rest."""
 
-    def __init__(self, unit: "_Unit", place: int) -> None:
-        self._unit = unit
-        self._place = place
+    argtypes: Sequence[str]
+    source: str
+    headers: str
+    body: str
 
-    def result(self, timeout: float | None = None) -> Kernel:
-        return self._unit.kernel(self._place)
+
+def _shares(kernels: list[_Promise], workers: int) -> Iterator[list[_Promise]]:
+    """Splits kernels in units: one a worker that has enough to do, and more where they would grow too large."""
+    count = max(-(-len(kernels) // MANY), min(workers, -(-len(kernels) // FEW)))
+    cuts = [k * len(kernels) // count for k in range(count + 1)] if count else []
+    return (kernels[a:b] for a, b in itertools.pairwise(cuts))
 
 
 class _Unit:
-    """Kernels of one graph: argument types, source, and of this the headers and the rest."""
+    """Kernels that are built together."""
 
-    def __init__(self) -> None:
-        self.kernels: list[tuple[Sequence[str], str, str, str]] = []
+    def __init__(self, kernels: list[_Promise]) -> None:
+        self._kernels = kernels
         self._built: Callable[[], Any] | None = None
 
     def begin(self, submit: Callable[[Callable[[], None]], Any] | None) -> None:
         """Starts to build beside what runs here; without ``submit`` it is built when it is needed."""
-        try:
-            self._built = _Library.load_async(_joined(self.kernels), submit_fn=submit)
-        except Exception:
-            self._built = None
+        with suppress(Exception):
+            self._built = _Library.load_async(_joined(self._kernels), submit_fn=submit)
 
-    def kernel(self, place: int) -> Kernel:
-        """A kernel, by itself if the unit cannot be built."""
+    def kernels(self) -> list[Kernel]:
+        """Returns the kernels, one by one if the unit cannot be built."""
         try:
             assert self._built is not None
             library = self._built()
-            entry = type("_Entry", (_Library,), {"entry_function": f"kernel_{place}"})
-            return getattr(entry.module(library.path, library.key), entry.entry_function)
+            entries = [type("_Entry", (_Library,), {"entry_function": f"kernel_{k}"}) for k in range(len(self._kernels))]
+            return [getattr(entry.module(library.path, library.key), entry.entry_function) for entry in entries]
         except Exception:
-            argtypes, source, *_ = self.kernels[place]
-            return CppPythonBindingsCodeCache.load_pybinding(argtypes, source)
+            return [CppPythonBindingsCodeCache.load_pybinding(kernel.argtypes, kernel.source) for kernel in self._kernels]
 
 
 @clear_on_fresh_cache
@@ -126,17 +128,18 @@ class _Library(CppPythonBindingsCodeCache):
         return None  # to build it takes longer than it saves a unit
 
 
-def _joined(kernels: Sequence[tuple[Sequence[str], str, str, str]]) -> str:
+def _joined(kernels: Sequence[_Promise]) -> str:
     """Puts kernels into one source, each with torch's bindings in a namespace of its own."""
-    headers = dict.fromkeys(line for kernel in kernels for line in kernel[2].splitlines())
+    headers = dict.fromkeys(line for kernel in kernels for line in kernel.headers.splitlines())
     parts = ["\n".join((*headers, *_HEADERS))]
-    for place, (argtypes, _, _, body) in enumerate(kernels):
+    for place, kernel in enumerate(kernels):
         name = f"kernel_{place}"
-        given = ", ".join(f"parse_arg<{kind.replace('const ', '')}>(args, {n})" for n, kind in enumerate(argtypes))
+        given = ", ".join(f"parse_arg<{kind.replace('const ', '')}>(args, {n})" for n, kind in enumerate(kernel.argtypes))
+        call = f"{name}({given}); Py_RETURN_NONE;"
         bindings = CppPythonBindingsCodeCache.suffix_template.format(
-            arg_len=len(argtypes), call_entry_func=f"{name}({given}); Py_RETURN_NONE;", entry_func=name, extra_parse_arg=""
+            arg_len=len(kernel.argtypes), call_entry_func=call, entry_func=name, extra_parse_arg=""
         )
-        code = _NAME.sub(name, body)
+        code = _NAME.sub(name, kernel.body)
         parts.append(f"namespace unit_{place} {{\n{code}\n{bindings}\n}}")
     return "\n".join(parts)
 

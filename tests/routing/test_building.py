@@ -100,15 +100,24 @@ def test_kernels_of_many_threads_are_one_unit_too(calls: list, uncached: None) -
     assert bool(found[0].isfinite().all())
 
 
-@pytest.mark.slow
-def test_a_unit_holds_so_many_kernels_and_no_more(
-    calls: list, uncached: None, one_by_one: list, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kernels", "workers", "sizes"),
+    [(0, 2, []), (1, 4, [1]), (24, 2, [24]), (48, 1, [48]), (48, 2, [24, 24]), (50, 8, [16, 17, 17]), (120, 1, [40, 40, 40])],
+)
+def test_units_are_as_many_as_have_enough_to_do_and_none_grows_too_large(kernels: int, workers: int, sizes: list) -> None:
+    shares = list(building._shares(list(range(kernels)), workers))
+    assert [len(share) for share in shares] == sizes
+    assert [kernel for share in shares for kernel in share] == list(range(kernels))
+
+
+def test_kernels_of_many_units_are_the_same(
+    calls: list, one_by_one: list, uncached: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = len(calls)
     calls.clear()
-    monkeypatch.setattr(building, "PER_UNIT", 2)
+    monkeypatch.setattr(building, "MANY", 2)
     assert same(built(), one_by_one)
-    assert len(calls) == -(-alone // 2)
+    assert len(calls) == -(-alone // 2) > 1
 
 
 def test_a_unit_that_cannot_be_built_is_built_kernel_by_kernel(
