@@ -6,16 +6,20 @@ processor might have, and takes the best: here those behind the best are not tri
 are inductor's, and so is what a kernel computes.
 """
 
+import atexit
 import itertools
 import os
 import platform
 import re
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -24,7 +28,10 @@ import torch.utils._filelock  # so that no thread imports it
 from torch._inductor import cpu_vec_isa
 from torch._inductor.async_compile import AsyncCompile, get_compile_threads
 from torch._inductor.codecache import CppPythonBindingsCodeCache
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.utils import clear_on_fresh_cache
+
+from dptrain import native
 
 FEW, MANY = 24, 48
 """Kernels of one unit, where others can be built beside it and at most. Its headers take as long as twenty kernels."""
@@ -59,7 +66,9 @@ def together() -> Iterator[None]:
 
     AsyncCompile.cpp_pybinding, AsyncCompile.wait = cpp_pybinding, wait_for
     try:
-        yield
+        # Headers that were compiled before would be read from a directory that others may write.
+        with torch._inductor.config.patch(cpp_cache_precompile_headers=False):
+            yield
     finally:
         AsyncCompile.cpp_pybinding, AsyncCompile.wait = alone, wait
 
@@ -123,10 +132,6 @@ class _Library(CppPythonBindingsCodeCache):
         """The module of the kernel that this class is the entry of."""
         return super()._load_library_inner(path, key)
 
-    @classmethod
-    def _get_uncompiled_header(cls, device: str) -> str | None:
-        return None  # to build it takes longer than it saves a unit
-
 
 def _joined(kernels: Sequence[_Promise]) -> str:
     """Puts kernels into one source, each with torch's bindings in a namespace of its own."""
@@ -181,6 +186,37 @@ def _first() -> cpu_vec_isa.VecISA | None:
         return None
     try:
         has = set(cpu_vec_isa.x86_isa_checker())
-        return next((isa for isa in cpu_vec_isa.supported_vec_isa_list if has.issuperset(str(isa).split()) and isa), None)
+        with kept_in(lambda: str(own_place() / "instructions")):
+            return next((isa for isa in cpu_vec_isa.supported_vec_isa_list if has.issuperset(str(isa).split()) and isa), None)
     except Exception:
         return None
+
+
+# ------------------------------------------------------------------------------------------------ where it is built and kept
+
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+@contextmanager
+def kept_in(folder: Callable[[], str]) -> Iterator[None]:
+    """Has inductor, inside, build and keep what it makes in a folder, but where the user chose another by the environment."""
+    before = os.environ.get(_CACHE)
+    if before in (None, default_cache_dir()):  # torch itself writes its default there
+        os.environ[_CACHE] = folder()
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_CACHE, None)
+        else:
+            os.environ[_CACHE] = before
+
+
+@cache
+def own_place() -> Path:
+    """Returns a directory that is the user's alone, or one for the life of this process."""
+    place = native.folder()
+    if place is None:
+        place = Path(tempfile.mkdtemp(prefix="dptrain-", dir=native.temporary()))
+        atexit.register(shutil.rmtree, place, ignore_errors=True)
+    return place

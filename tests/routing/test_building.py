@@ -1,6 +1,7 @@
 """The kernels of a graph are built by one call of the compiler, and are those that inductor builds one by one."""
 
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 from torch._inductor import config as inductor  # noqa: E402
 from torch._inductor import cpp_builder, cpu_vec_isa  # noqa: E402
 from torch._inductor.async_compile import AsyncCompile  # noqa: E402
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # noqa: E402
 from torch._inductor.utils import clear_caches  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
@@ -26,12 +28,18 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def commands() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def calls(commands: list, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Sources that the compiler is called with, but those that try what a processor can do."""
     made: list[str] = []
     call = cpp_builder.run_compile_cmd
 
     def run(command: str, cwd: str) -> None:
+        commands.append(command)
         made.extend(re.findall(r"\S+main\.cpp", command)[:1])
         call(command, cwd)
 
@@ -161,12 +169,14 @@ class Instructions:
 
     def __init__(self, name: str, works: bool = True) -> None:
         self.name, self.works, self.tried = name, works, 0
+        self.place: str | None = None
 
     def __str__(self) -> str:
         return self.name
 
     def __bool__(self) -> bool:
         self.tried += 1
+        self.place = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
         return self.works
 
 
@@ -191,6 +201,39 @@ def test_what_inductor_would_take_is_taken_and_what_lies_behind_is_not_tried(kno
         assert cpu_vec_isa.pick_vec_isa() is known[2]
     assert [one.tried for one in known] == [0, 1, 1, 0]
     assert cpu_vec_isa.pick_vec_isa() is known[2], "and so it is among all"
+
+
+@pytest.mark.parametrize("chosen", ["", "chosen", "torch's own"])
+def test_nothing_is_tried_where_others_may_write(
+    chosen: str, known: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is tried is loaded. A directory of the user's own choice is taken as it is."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    before = default_cache_dir() if chosen == "torch's own" else chosen and str(tmp_path / chosen)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", before)
+    if not chosen:
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    building.own_place.cache_clear()
+    try:
+        building.begin().join()
+    finally:
+        building.own_place.cache_clear()
+    expected = str(tmp_path / chosen) if chosen == "chosen" else str(home / "dptrain" / "instructions")
+    assert [one.place for one in known] == [None, expected, expected, None]
+    assert os.environ.get("TORCHINDUCTOR_CACHE_DIR", "") == before
+
+
+def test_no_header_is_read_that_was_compiled_before(calls: list, commands: list) -> None:
+    """Torch keeps those in a directory of its own in TMPDIR."""
+    one = '#include <torch/csrc/inductor/cpp_prefix.h>\n#define A 1\nextern "C" void kernel(float* out)\n{\n    *out = A;\n}\n'
+    with building.together():
+        work = AsyncCompile()
+        other = one.replace("#define A 1\n", "").replace("A", "2")
+        scope = {name: work.cpp_pybinding(["float*"], source) for name, source in (("alone", one), ("unit", other))}
+        work.wait(scope)
+    assert len(calls) == 2
+    assert not any(" -include " in command or "c++-header" in command for command in commands)
 
 
 @pytest.mark.parametrize("chosen", ["default", "avx2"])
