@@ -23,7 +23,7 @@ from dptrain import native
 from dptrain.clipping.fast import Pieces
 from dptrain.data.microbatch import Microbatch
 from dptrain.errors import CompileRefused, LossShape
-from dptrain.routing import pystate
+from dptrain.routing import building, pystate
 from dptrain.routing.graphs import Armed, NotTraceable, StepGraph, make_graph, state_of, values_of
 from dptrain.routing.repeated import Loss, RepeatedLoss, cut
 from dptrain.routing.router import Router
@@ -120,7 +120,10 @@ class CompiledLoss:
         plain: Callable[[], bool] = lambda: False,
         probe: ProbeRows | None = None,
     ) -> None:
-        require_compiler(next(model.parameters()).device)
+        device = next(model.parameters()).device
+        require_compiler(device)
+        if device.type == "cpu":
+            building.begin()
         self._router = router
         self._model = model
         self._loss = loss

@@ -6,17 +6,12 @@ truth. Parameters, buffers, inputs, weights and the random numbers of the forwar
 needs a value to decide what to do next cannot be recorded and raises.
 """
 
-import atexit
 import dataclasses
 import hashlib
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +20,6 @@ import torch._inductor.config
 from torch import nn
 from torch._guards import TracingContext
 from torch._inductor.cpu_vec_isa import pick_vec_isa
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._subclasses import FakeTensorMode
 from torch.func import functional_call
 from torch.fx import GraphModule, Node
@@ -36,6 +30,7 @@ from dptrain import native
 from dptrain.clipping.fast import Pieces
 from dptrain.data.microbatch import Microbatch
 from dptrain.gradients import kernels, matmul
+from dptrain.routing import building
 from dptrain.routing.repeated import Loss
 from dptrain.routing.router import Router
 from dptrain.routing.router import _Armed as Armed
@@ -159,7 +154,7 @@ def make_graph(router: Router, model: nn.Module, outer: nn.Module, loss: Loss, r
     outside = nullcontext() if sandbox is None else sandbox.outside()
     try:
         # The compiler is no part of the user's program.
-        with outside, torch.autocast(values[0].device.type, enabled=False), _kept():
+        with outside, torch.autocast(values[0].device.type, enabled=False), building.best_alone(), _kept(), building.together():
             run = torch._inductor.compile(graph, [values])
     except Exception as error:
         raise NotTraceable(f"inductor: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}") from error
@@ -175,33 +170,19 @@ def _kept() -> Iterator[None]:
     directory of the user's choice (``TORCHINDUCTOR_CACHE_DIR``) is taken as it is.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
-    before = os.environ.get(_CACHE)
-    if before in (None, default_cache_dir()):  # torch itself writes its default there
-        os.environ[_CACHE] = _own_folder()
-    try:
-        with torch._guards.tracing(TracingContext(mode)):
-            yield
-    finally:
-        if before is None:
-            os.environ.pop(_CACHE, None)
-        else:
-            os.environ[_CACHE] = before
+    with building.kept_in(_own_folder), torch._guards.tracing(TracingContext(mode)):
+        yield
 
 
 @cache
 def _own_folder() -> str:
     """Returns a directory for graphs of this processor that is the user's alone, or one for the life of this process."""
-    place = native.folder()
-    if place is None:
-        place = Path(tempfile.mkdtemp(prefix="dptrain-", dir=native.temporary()))
-        atexit.register(shutil.rmtree, place, ignore_errors=True)
-    found = pick_vec_isa()
+    place = building.own_place()
+    with building.best_alone(), building.kept_in(lambda: str(place / "instructions")):
+        found = pick_vec_isa()
     told = f"{type(found).__name__} {found} {found.build_arch_flags() if found else ''}"  # its repr may name places in memory
     kind = hashlib.sha256(native.processor() + told.encode()).hexdigest()[:32]
     return str(place / f"graphs-{kind}")
-
-
-_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def _like(asked: Request) -> torch.Tensor:

@@ -10,11 +10,13 @@ START = "dptrain/engine/start.py"
 STEP = "dptrain/engine/step.py"
 ENGINE = "dptrain/engine/prepared.py"
 GRAPHS = "dptrain/routing/graphs.py"
+BUILDING = "dptrain/routing/building.py"
 LOADER = "dptrain/data/loader.py"
 
 T_KERNELS = "tests/routing/test_kernels.py::"
 T_TRUE = T_KERNELS + "test_norms_and_narrow_gradients_are_the_float64_ones"
 T_KEPT = T_KERNELS + "test_what_was_kept_and_is_not_what_was_built_is_built_anew"
+T_BUILDING = "tests/routing/test_building.py::"
 T_RUN = "tests/engine/test_kernels_of_a_run.py::"
 T_PRODUCT = T_RUN + "test_the_probes_find_a_product_that_is_wrong"
 T_FULL = T_RUN + "test_a_product_that_is_wrong_at_full_size_alone_is_found"
@@ -115,6 +117,20 @@ COMPUTED = (
     Mutant(
         "another process finds what was kept", GRAPHS, "{type(found).__name__} {found}", "{id(found)} {found!r}",
         "tests/routing/test_compiled.py::test_another_process_finds_the_graphs_that_this_one_kept",
+    ),
+    Mutant(
+        "vector instructions are tried where nobody else may write", BUILDING,
+        'with kept_in(lambda: str(own_place() / "instructions")):', "if True:",
+        T_BUILDING + "test_nothing_is_tried_where_others_may_write",
+    ),
+    Mutant(
+        "no headers are read that were compiled where others may write", BUILDING, "cpp_cache_precompile_headers=False",
+        "cpp_cache_precompile_headers=True", T_BUILDING + "test_no_header_is_read_that_was_compiled_before",
+    ),
+    Mutant(
+        "a kernel of a unit is the one of its name", BUILDING, '{"entry_function": f"kernel_{k}"}',
+        '{"entry_function": f"kernel_{len(self._kernels) - 1 - k}"}',
+        T_BUILDING + "test_one_call_of_the_compiler_builds_the_very_kernels",
     ),
     Mutant(
         "the whole decides what shares do not confirm", "dptrain/routing/compiled.py",

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import warnings
+from functools import cache
 from types import SimpleNamespace
 
 import numpy
@@ -20,8 +21,8 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from dptrain.data.microbatch import Microbatch  # noqa: E402
 from dptrain.errors import CompileRefused, LossShape  # noqa: E402
 from dptrain.gradients.forms import Dense  # noqa: E402
+from dptrain.routing import building, graphs  # noqa: E402
 from dptrain.routing import compiled as form  # noqa: E402
-from dptrain.routing import graphs  # noqa: E402
 from dptrain.routing.compiled import CompileNotice  # noqa: E402
 from dptrain.routing.graphs import NotTraceable, StepGraph  # noqa: E402
 from tests.routing.compiled_scene import Scene, mlp  # noqa: E402
@@ -688,9 +689,9 @@ def test_graphs_are_not_kept_where_others_may_put_a_file_in_the_place_of_another
     tmp_path.chmod(0o777)
     monkeypatch.setattr(graphs.native, "folder", lambda: None)
     monkeypatch.setattr(graphs.native.tempfile, "gettempdir", lambda: str(tmp_path))
-    graphs._own_folder.cache_clear()
+    for found in (graphs._own_folder, building.own_place):
+        monkeypatch.setattr(found.__module__ + "." + found.__name__, cache(found.__wrapped__))
     with pytest.raises(ValueError, match="set TMPDIR"):
         graphs._own_folder()
     tmp_path.chmod(0o700)
     assert graphs._own_folder().startswith(str(tmp_path))
-    graphs._own_folder.cache_clear()
