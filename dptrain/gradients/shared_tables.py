@@ -45,25 +45,36 @@ TABLES = {"PerceiverTextPreprocessor": "position_embeddings"}
 
 
 class Method(NamedTuple):
-    """A method that reads tensors of its module; ``alone`` tells whether nothing else does."""
+    """A method that reads tensors of its module, and returns one row per example.
+
+    Attributes:
+        alone: nothing else reads them. calls: it runs the module's forward, which nothing else does. first: the dimension of
+            the example in its first argument and in what it returns.
+    """
 
     name: str
     tensors: tuple[str, ...]
     alone: bool = True
+    calls: bool = False
+    first: int = 0
 
 
-METHODS = {
-    "MPNetEncoder": Method("compute_position_bias", ("relative_attention_bias.weight",)),
-    "ProphetNetPositionalEmbeddings": Method("_forward", ("weight",), alone=False),
+METHODS: dict[str, tuple[Method, ...]] = {
+    "MPNetEncoder": (Method("compute_position_bias", ("relative_attention_bias.weight",)),),
+    "ProphetNetPositionalEmbeddings": (Method("_forward", ("weight",), alone=False),),
+    "Gemma3nTextAltUp": (
+        Method("correct", ("correction_coefs.weight",), first=1),
+        Method("scale_corrected_output", ("correct_output_scale",), calls=True),
+    ),
     **dict.fromkeys(
         (
             "Wav2Vec2Model", "WavLMModel", "HubertModel", "UniSpeechModel", "UniSpeechSatModel", "Data2VecAudioModel",
             "SEWModel", "SEWDModel", "Wav2Vec2BertModel", "Wav2Vec2ConformerModel",
         ),
-        Method("_mask_hidden_states", ("masked_spec_embed",)),
+        (Method("_mask_hidden_states", ("masked_spec_embed",)),),
     ),
 }  # fmt: skip
-"""By class: the method that reads these tensors, and returns one row per example."""
+"""By class: the methods that are sites."""
 
 LENT = dict.fromkeys(
     ("DebertaEncoder", "DebertaV2Encoder", "SEWDTransformerEncoder"),
@@ -130,9 +141,9 @@ class MethodRule(GenericRule):
 
     slow = False
 
-    def __init__(self, name: str, module: nn.Module, method: str) -> None:
+    def __init__(self, name: str, module: nn.Module, method: str, first: int = 0) -> None:
         super().__init__(name, module, whole=True)
-        self.method = method
+        self.method, self.first = method, first
         self.described = f"{method} of module {name!r} ({type(module).__name__})"
 
     def _dropout(self, what: str) -> UnsupportedModule:
@@ -177,7 +188,7 @@ class Listed:
     Attributes:
         module: whose calls are seen. tensors: the trained ones, by their names in the rule's module. taken: where those lie
             (:func:`place_of`) that no other site sees. method: of the module, where that is the site, and not its forward.
-        lends: the module and the method that gives this one a table.
+        lends: the module and the method that gives this one a table. calls: nothing but the method calls the module.
     """
 
     name: str
@@ -187,6 +198,7 @@ class Listed:
     taken: frozenset[tuple[int, str]]
     method: str = ""
     lends: tuple[nn.Module, str] | None = None
+    calls: bool = False
 
 
 def listed_sites(model: nn.Module, trained: Collection[int]) -> Iterator[Listed]:
@@ -210,12 +222,12 @@ def listed_sites(model: nn.Module, trained: Collection[int]) -> Iterator[Listed]
             child = getattr(module, TABLES[kind])
             if type(child) is nn.Embedding and id(child.weight) in trained:
                 yield _positions(at + TABLES[kind], child, {"weight": child.weight})
-        if (kind := _is(module, METHODS)) and _is_own(module, METHODS[kind].name):
-            method = METHODS[kind]
+        for method in METHODS[kind] if (kind := _is(module, METHODS)) else ():
             read = {key: own[key] for key in method.tensors if key in own}
-            if read:
+            if read and _is_own(module, method.name):
                 taken = frozenset(place_of(module, key) for key in read if method.alone)
-                yield Listed(at + method.name, module, MethodRule(name, module, method.name), read, taken, method.name)
+                rule = MethodRule(name, module, method.name, method.first)
+                yield Listed(at + method.name, module, rule, read, taken, method.name, calls=method.calls)
         if (kind := _is(module, LENT)) and _is_own(module, LENT[kind][0]):
             yield from _borrowers(at, module, own, *LENT[kind])
 
@@ -413,12 +425,13 @@ class TakenTables:
 
 
 def watch(model: nn.Module, sites: Collection[Listed], armed: Callable[[], bool]) -> TakenTables:
-    """Returns the watch over the modules that hold what these sites took: beside those that are sites themselves."""
+    """Returns the watch over the modules that hold what these sites took: beside those that are called as sites themselves, or
+    for something else."""
     modules = {id(module): module for module in model.modules()}
     holders: dict[nn.Module, set[Reader]] = {}
     for site in sites:
         for holder, _ in site.taken:
-            if holder != id(site.module):
+            if holder != id(site.module) or site.calls:
                 readers: tuple[Reader, ...] = ((site.module, site.method), *((site.lends,) if site.lends else ()))
                 holders.setdefault(modules[holder], set()).update(readers)
     return TakenTables(model, holders, armed)

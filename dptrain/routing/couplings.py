@@ -6,13 +6,16 @@ The channels are listed in docs/mechanism; the probes find what has no name here
 import warnings
 from collections.abc import Iterator
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils import parametrize
 
 from dptrain.blocks.adapters import unchecked
+from dptrain.blocks.shards import local
 from dptrain.errors import CoupledModel, UnsupportedModule
+from dptrain.sandbox.writes import clipped_in_place
 
 QUANTISED = {
     "Linear8bitLt": "tells outlier columns by all rows of the batch",
@@ -105,6 +108,15 @@ def couplings(model: nn.Module) -> Iterator[tuple[str, str]]:
                     "SPECTRAL_NORM",
                     f"{name!r} carries spectral_norm, whose power iteration changes in forward; remove it or use eval()",
                 )
+    clips = list(clipped_in_place(model))
+    beyond = [~(local(weight).detach().abs() <= bound).all() for _, weight, bound in clips]
+    for (name, _, bound), outside in zip(clips, torch.stack(beyond).tolist() if beyond else (), strict=True):
+        if outside:
+            yield (
+                "CLIPPED_WEIGHT",
+                f"the forward clips {name!r} in place to {bound:g}, and the weight lies beyond it, so that a microbatch would write "
+                "it; clip it under no_grad() after the step that moved it, or raise that bound in the configuration",
+            )
     config = getattr(model, "config", None)
     coefficient = getattr(config, "router_aux_loss_coef", None)
     if coefficient and getattr(config, "output_router_logits", False):

@@ -13,6 +13,7 @@ transformers = pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
 from transformers.models.blenderbot import modeling_blenderbot as blenderbot  # noqa: E402
 from transformers.models.deberta_v2 import modeling_deberta_v2 as deberta  # noqa: E402
+from transformers.models.gemma3n import modeling_gemma3n as gemma3n  # noqa: E402
 from transformers.models.mpnet import modeling_mpnet as mpnet  # noqa: E402
 from transformers.models.perceiver import modeling_perceiver as perceiver  # noqa: E402
 from transformers.models.recurrent_gemma import modeling_recurrent_gemma as recurrent  # noqa: E402
@@ -36,13 +37,18 @@ from tests.zoo.start import EXACT  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
 
+GEMMA = "Gemma 3n, sparse and with shared keys"
+
 WAYS = (
     "Blenderbot", "MPNet", "DeBERTa v3", "Perceiver", "ProphetNet, table of n-grams frozen", "wav2vec 2.0 CTC",
-    "wav2vec 2.0 CTC of several lengths, without masking",
+    "wav2vec 2.0 CTC of several lengths, without masking", GEMMA,
 )  # fmt: skip
 """One family for every way of a listed class."""
 
-STACKS = {"Blenderbot": "model.encoder.layers", "ProphetNet, table of n-grams frozen": "prophetnet.encoder.layers"}
+STACKS = {
+    "Blenderbot": "model.encoder.layers", "ProphetNet, table of n-grams frozen": "prophetnet.encoder.layers",
+    GEMMA: "model.layers",
+}  # fmt: skip
 
 
 def routed(model: nn.Module, layers: str | None = None) -> Router:
@@ -150,6 +156,10 @@ COUPLINGS = {
         lambda bias, module, x: bias + 1e-3 * x[:1, :1, :1, None]),
     "positions that follow from the first row": (perceiver.PerceiverTextPreprocessor, "forward", "Perceiver",
         lambda found, module, x: (found[0] + module.embeddings(x[:1]), *found[1:])),
+    "corrections that follow from the first row": (gemma3n.Gemma3nTextAltUp, "correct", GEMMA,
+        lambda out, module, x, y: out + 1e-3 * y[:1]),
+    "corrections that follow from the batch": (gemma3n.Gemma3nTextAltUp, "correct", GEMMA,
+        lambda out, module, x, y: out + 1e-3 * y.mean()),
 }  # fmt: skip
 
 
@@ -168,6 +178,10 @@ CHANGED = {
         lambda out, module, *args: _moved(out, module.relative_attention_bias.weight.mean())),
     "a table used beside the layers": (deberta.DebertaV2Encoder, "forward", "DeBERTa v3",
         lambda out, module, *args: _moved(out, module.rel_embeddings.weight.mean())),
+    "coefficients used beside their method": (gemma3n.Gemma3nTextAltUp, "predict", GEMMA,
+        lambda out, module, *args: out * (1.0 + module.correction_coefs.weight.mean())),
+    "a scale used beside its method": (gemma3n.Gemma3nTextAltUp, "predict", GEMMA,
+        lambda out, module, *args: out * (1.0 + module.correct_output_scale.mean())),
     "latents of two rows": (perceiver.PerceiverEmbeddings, "forward", "Perceiver",
         lambda rows, module, *args: rows + rows.roll(1, 1)),
 }  # fmt: skip
@@ -211,6 +225,7 @@ OWN = {
     ],
     "KEPT_STATE": [(recurrent, "RecurrentGemmaRglru", "RecurrentGemma")],
     "NO_RULE": [(perceiver, "PerceiverEmbeddings", "Perceiver")],
+    "GRADIENT_MISMATCH": [(gemma3n, "Gemma3nTextAltUp", GEMMA)],
 }
 
 
@@ -308,9 +323,75 @@ def test_what_is_called_beside_a_listed_method_is_refused_only_where_a_gradient_
     router.detach()
 
 
+def test_a_scale_that_is_called_beside_its_method_is_refused() -> None:
+    model = ZOO[GEMMA].build(LIBRARY)
+    router, altup = routed(model, "model.layers"), model.model.layers[0].altup
+    router.attach()
+    router.arm(3, 1, torch.ones(3, 1, dtype=torch.bool))
+    states = torch.randn(3, 5, 16)
+    assert altup.scale_corrected_output(states).requires_grad
+    with pytest.raises(UnsupportedModule) as raised:
+        altup(states)
+    assert raised.value.code == "TABLE_ELSEWHERE"
+    router.disarm()
+    router.detach()
+
+
+def clipped(model: nn.Module) -> torch.Tensor:
+    return model.model.layers[1].altup.prediction_coefs.weight
+
+
+def test_a_weight_that_its_forward_clips_is_compared_with_the_bound_before_every_step() -> None:
+    """Gemma 3n clips one in place: within the bound nothing would change, beyond it a microbatch would write it."""
+    model = ZOO[GEMMA].build(LIBRARY)
+    bound = model.config.altup_coef_clip
+    with torch.no_grad():
+        clipped(model)[0, 0] = -bound
+    assert not list(couplings(model))
+    for entry in (-bound * 1.01, torch.nan):
+        with torch.no_grad():
+            clipped(model)[0, 0] = entry
+        ((code, sentence),) = couplings(model)
+        assert code == "CLIPPED_WEIGHT"
+        assert "layers.1.altup.prediction_coefs.weight" in sentence and "120" in sentence
+    assert not list(couplings(model.eval())), "a module that does not train clips nothing"
+    model.train().config.altup_coef_clip = 2.0 * bound
+    with torch.no_grad():
+        clipped(model)[0, 0] = -bound * 1.01
+    assert not list(couplings(model))
+
+
+def test_a_clip_that_changes_nothing_is_no_write_and_any_other_write_of_the_weight_is() -> None:
+    model = ZOO[GEMMA].build(RANDOM)
+    weight, bound = clipped(model), model.config.altup_coef_clip
+    before = weight.detach().clone()
+    sandbox = Sandbox(model, frozenset(map(id, model.parameters())), bytes(16))
+    with sandbox.enter(1, [b"a", b"b"]):
+        assert weight.data.clamp_(-bound, bound).data_ptr() == weight.data_ptr()
+        assert sandbox.kept.written is None
+        held = torch.zeros(2)
+        held.clamp_(1.0, bound)
+        assert held.tolist() == [1.0, 1.0], "a clip of what nobody keeps is carried out"
+    writes = {
+        "other bounds": lambda: weight.data.clamp_(-0.01, 0.01),
+        "a bound of content": lambda: weight.data.clamp_(before.amin(), before.amax()),
+        "one bound": lambda: weight.data.clamp_(max=bound),
+        "another write": lambda: weight.data.mul_(1.0),
+        "another operation between the bounds": lambda: torch.threshold_(weight.data, -bound, bound),
+        "another weight": lambda: model.model.layers[1].altup.correction_coefs.weight.data.clamp_(-bound, bound),
+    }
+    for what, write in writes.items():
+        sandbox.kept.written = None
+        with sandbox.enter(1, [b"a", b"b"]):
+            write()
+        assert sandbox.kept.written is not None, what
+        assert torch.equal(weight, before), what
+
+
 WATCHED = {
     "MPNet": ("mpnet.encoder", "compute_position_bias", "mpnet.encoder.layer"),
     "DeBERTa v3": ("deberta.encoder", "get_rel_embedding", "deberta.encoder.layer"),
+    GEMMA: ("model.layers.1.altup", "correct", "model.layers"),
 }
 
 

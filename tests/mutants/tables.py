@@ -6,6 +6,8 @@ LISTS = "dptrain/gradients/shared_tables.py"
 GENERIC = "dptrain/gradients/generic.py"
 ROUTER = "dptrain/routing/router.py"
 SPECTRUM = "dptrain/sandbox/spectrum.py"
+WRITES = "dptrain/sandbox/writes.py"
+COUPLINGS = "dptrain/routing/couplings.py"
 
 T = "tests/guarantees/test_shared_tables.py::"
 T_MASKS = "tests/sandbox/test_spectrum.py::"
@@ -14,6 +16,8 @@ _EXACT = T + "test_listed_classes_train_exactly_through_the_start_of_a_run"
 _SAME = T + "test_a_forward_gives_the_same_numbers_whether_a_microbatch_is_armed_or_not"
 _METHOD = T + "test_a_listed_method_is_that_of_the_start_in_every_microbatch"
 _BESIDE = T + "test_what_is_called_beside_a_listed_method_is_refused_only_where_a_gradient_would_be_lost"
+_BOUND = T + "test_a_weight_that_its_forward_clips_is_compared_with_the_bound_before_every_step"
+_CLIP = T + "test_a_clip_that_changes_nothing_is_no_write_and_any_other_write_of_the_weight_is"
 _LIKE = T_MASKS + "test_masks_are_distributed_as_the_librarys"
 _FRAMES = T_MASKS + "test_a_rows_mask_lies_on_its_own_frames_whatever_padding_is_around"
 _WIDTH = T_MASKS + "test_without_an_attention_mask_only_the_width_of_the_probes_is_taken"
@@ -64,7 +68,20 @@ TABLES = (
            "shards_inside(site.module)", T + "test_a_layer_that_runs_again_with_its_encoder_wants_all_of_that_at_one_place"),
     Mutant("a tensor of a method is no site of the module", ROUTER,
            " and not (taken and place_of(module, key) in taken)", "", _EXACT),
-    Mutant("a recurrence that keeps its state is refused", "dptrain/routing/couplings.py", '== "RecurrentGemmaRglru"',
+    Mutant("a method has the example where the list says", LISTS, "self.method, self.first = method, first",
+           "self.method, self.first = method, 0", _EXACT),
+    Mutant("rows are looked for where the example is", ROUTER, "value.shape[at : at + 1] == ", "value.shape[:1] == ", _EXACT),
+    Mutant("a module that one method alone calls is watched", LISTS, "if holder != id(site.module) or site.calls:",
+           "if holder != id(site.module):", T + "test_a_scale_that_is_called_beside_its_method_is_refused"),
+    Mutant("a weight beyond its clip is refused", COUPLINGS, "        if outside:\n", "        if False:\n", _BOUND),
+    Mutant("a weight that is no number is refused", COUPLINGS, "~(local(weight).detach().abs() <= bound).all()",
+           "(local(weight).detach().abs() > bound).any()", _BOUND),
+    Mutant("a clip has the bounds of its class", WRITES, " and args[1:] == (-bound, bound)", "", _CLIP),
+    Mutant("a clip of what no class clips is a write", WRITES, "self._clips.get(storage._cdata)",
+           "next(iter(self._clips.values()))", _CLIP),
+    Mutant("other writes of a clipped weight are spared", WRITES, "if func is not torch.ops.aten.clamp_.default or kwargs or",
+           "if kwargs or", _CLIP),
+    Mutant("a recurrence that keeps its state is refused", COUPLINGS, '== "RecurrentGemmaRglru"',
            '== "Other"',
            T + "test_a_recurrence_that_goes_on_from_the_state_of_other_rows_is_refused"),
     Mutant("the mask of a row is rounded by its own number", SPECTRUM, "+ numbers[:, 0])", "+ numbers[:1, 0])", _ALONE),
