@@ -112,6 +112,9 @@ class Rule:
     runs = False
     """It runs code of the module, for something other than its gradient: as that of the forward, in the sandbox."""
 
+    elsewhere: frozenset[int] = frozenset()
+    """Outputs whose gradient is found where they go, and not here."""
+
     common = False
     """Its inputs are those of all examples, and have no row per example."""
 

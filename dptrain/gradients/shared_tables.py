@@ -2,12 +2,13 @@
 
 A table of positions, or of relative biases, is read once, and what was read is broadcast over the examples: the module that
 owns it never sees an example, so that its own gradient is that of all of them together. The lists here name classes whose code
-was read, each served in one of three ways. Other classes, also those that inherit from one, are refused as before.
+was read, each served in one of four ways. Other classes, also those that inherit from one, are refused as before.
 
 * :data:`POSITIONS`: modules that return rows of their table for all examples. While a microbatch is armed, their output is
   given one row per example: the same numbers.
 * :data:`METHODS`: methods that read a tensor and return one row per example. A method is a site as a module is.
 * :data:`LENT`: tables that an encoder gives whole to each of its layers. Each layer runs once more, with the table.
+* :data:`HANDED`: biases that the first layer makes of its table, and each layer hands on to the next. Each runs once more too.
 
 No code of a model is replaced here: what runs for a gradient is the model's own, whatever its version. A method that came to
 read rows of other examples is found by the probes at the start, as a module is. After the start, these gradients are found
@@ -84,6 +85,14 @@ LENT = dict.fromkeys(
 keyword :data:`GIVEN`."""
 
 GIVEN = "rel_embeddings"
+
+HANDED = dict.fromkeys(
+    ("WavLMEncoder", "WavLMEncoderStableLayerNorm"), ("WavLMAttention", "compute_bias", "rel_attn_embed.weight")
+)
+"""By class: the class of its attentions, whose first makes biases by a method, of a table; the others are given them by the
+keyword :data:`BIASES`, one bias after the other for every head of every example, and all return them last."""
+
+BIASES = "position_bias"
 
 
 def _is(module: nn.Module, names: Collection[str]) -> str | None:
@@ -181,6 +190,33 @@ class BorrowerRule(GenericRule):
         self.described = f"module {name!r} ({type(layer).__name__})"
 
 
+class _Biased(nn.Module):
+    """An attention with the one that makes its biases, so that it may run with other tensors of both."""
+
+    def __init__(self, layer: nn.Module, lender: Any, method: str) -> None:
+        super().__init__()
+        self.layer = layer
+        self.lender = lender
+        self._method = method
+
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> Any:
+        if kwargs.get(BIASES) is None:
+            return self.layer(hidden_states, **kwargs)
+        rows, length = hidden_states.shape[:2]
+        biases = getattr(type(self.lender), self._method)(self.lender, length, length)
+        return self.layer(hidden_states, **{**kwargs, BIASES: biases.expand(rows, *biases.shape).flatten(0, 1)})
+
+
+class BiasedRule(GenericRule):
+    """Runs an attention again for its own tensors, and for the table of which the first attention made its biases."""
+
+    elsewhere = frozenset([2])  # biases, whose gradient each attention takes for itself
+
+    def __init__(self, name: str, layer: nn.Module, lender: nn.Module, method: str) -> None:
+        super().__init__(name, _Biased(layer, lender, method), whole=True)
+        self.described = f"module {name!r} ({type(layer).__name__})"
+
+
 @dataclass(frozen=True)
 class Listed:
     """A site that the lists give.
@@ -230,6 +266,8 @@ def listed_sites(model: nn.Module, trained: Collection[int]) -> Iterator[Listed]
                 yield Listed(at + method.name, module, rule, read, taken, method.name, calls=method.calls)
         if (kind := _is(module, LENT)) and _is_own(module, LENT[kind][0]):
             yield from _borrowers(at, module, own, *LENT[kind])
+        if kind := _is(module, HANDED):
+            yield from _biased(at, module, own, *HANDED[kind])
 
 
 def _is_own(module: nn.Module, method: str) -> bool:
@@ -257,6 +295,24 @@ def _borrowers(
         tensors |= {f"lender.{key}": value for key, value in lent.items()}
         taken = frozenset(place_of(lender, key) for key in (*inner, *lent))
         yield Listed(at + path, layer, BorrowerRule(at + path, layer, lender, method), tensors, taken, lends=(lender, method))
+
+
+def _biased(
+    at: str, encoder: nn.Module, own: dict[str, nn.Parameter], attention: str, method: str, table: str
+) -> Iterator[Listed]:
+    """Yields the attentions of an encoder of which something is trained, or the table of the first."""
+    layers = [(path, module) for path, module in encoder.named_modules() if _is(module, (attention,))]
+    if not layers or not _is_own(layers[0][1], method):
+        return
+    first, lender = layers[0]
+    lent = {f"lender.{table}": own[f"{first}.{table}"]} if f"{first}.{table}" in own else {}
+    for path, layer in layers:
+        inner = {key.removeprefix(f"{path}."): value for key, value in own.items() if key.startswith(f"{path}.")}
+        tensors = {f"layer.{key}": value for key, value in inner.items()} | ({} if layer is lender else lent)
+        if tensors:
+            taken = frozenset([*(place_of(layer, key) for key in inner), *(place_of(lender, table) for _ in lent)])
+            rule = BiasedRule(at + path, layer, lender, method)
+            yield Listed(at + path, layer, rule, tensors, taken, lends=(lender, method))
 
 
 # -------------------------------------------------------------------------------------------------------------------- watch

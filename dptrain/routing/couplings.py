@@ -114,8 +114,8 @@ def couplings(model: nn.Module) -> Iterator[tuple[str, str]]:
         if outside:
             yield (
                 "CLIPPED_WEIGHT",
-                f"the forward clips {name!r} in place to {bound:g}, and the weight lies beyond it, so that a microbatch would write "
-                "it; clip it under no_grad() after the step that moved it, or raise that bound in the configuration",
+                f"the forward clips {name!r} in place to {bound:g}, and the weight lies beyond it, so that a microbatch would "
+                "write it; clip it under no_grad() after the step that moved it, or raise that bound in the configuration",
             )
     config = getattr(model, "config", None)
     coefficient = getattr(config, "router_aux_loss_coef", None)

@@ -447,7 +447,7 @@ class Router:
         draws = self._drawn(site) if generic else ()
         given = {id(value) for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)} if site.method else ()
         for place, value in enumerate(leaves):
-            if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            if not isinstance(value, torch.Tensor) or not value.is_floating_point() or place in site.rule.elsewhere:
                 continue
             if id(value) in given:  # what follows may write it, and what went in is kept
                 value = leaves[place] = value.clone()

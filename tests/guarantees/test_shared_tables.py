@@ -17,13 +17,14 @@ from transformers.models.gemma3n import modeling_gemma3n as gemma3n  # noqa: E40
 from transformers.models.mpnet import modeling_mpnet as mpnet  # noqa: E402
 from transformers.models.perceiver import modeling_perceiver as perceiver  # noqa: E402
 from transformers.models.recurrent_gemma import modeling_recurrent_gemma as recurrent  # noqa: E402
+from transformers.models.wavlm import modeling_wavlm as wavlm  # noqa: E402
 
 from dptrain.blocks.stack import layer_stack  # noqa: E402
 from dptrain.clipping.resolver import Block, Schedule  # noqa: E402
 from dptrain.errors import UnsupportedModule  # noqa: E402
 from dptrain.gradients.generic import GenericRule  # noqa: E402
 from dptrain.gradients.registry import Call  # noqa: E402
-from dptrain.gradients.shared_tables import LENT, METHODS, POSITIONS, TABLES, PositionRule  # noqa: E402
+from dptrain.gradients.shared_tables import HANDED, LENT, METHODS, POSITIONS, TABLES, PositionRule  # noqa: E402
 from dptrain.parallel import together  # noqa: E402
 from dptrain.routing import Router  # noqa: E402
 from dptrain.routing.couplings import couplings  # noqa: E402
@@ -37,11 +38,13 @@ from tests.zoo.start import EXACT  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
 
+WAVLM = "WavLM CTC, norm first, of several lengths"
 GEMMA = "Gemma 3n, sparse and with shared keys"
 
 WAYS = (
     "Blenderbot", "MPNet", "DeBERTa v3", "Perceiver", "ProphetNet, table of n-grams frozen", "wav2vec 2.0 CTC",
     "wav2vec 2.0 CTC of several lengths, without masking", GEMMA,
+    "WavLM", WAVLM,
 )  # fmt: skip
 """One family for every way of a listed class."""
 
@@ -61,6 +64,10 @@ def routed(model: nn.Module, layers: str | None = None) -> Router:
     return router
 
 
+def in_double(rows: dict) -> dict:
+    return {key: value.double() if value.is_floating_point() else value for key, value in rows.items()}
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", WAYS)
 def test_listed_classes_train_exactly_through_the_start_of_a_run(name: str) -> None:
@@ -74,8 +81,8 @@ def test_listed_classes_train_exactly_through_the_start_of_a_run(name: str) -> N
 def test_a_forward_gives_the_same_numbers_whether_a_microbatch_is_armed_or_not(name: str) -> None:
     family = ZOO[name]
     model, rows = family.build(RANDOM).eval(), family.rows(5)
-    before = {path: set(vars(module)) for path, module in model.named_modules()}
     plain = family.loss(model, rows)
+    before = {path: set(vars(module)) for path, module in model.named_modules()}
     router = routed(model, STACKS.get(name))
     router.attach()
     router.arm(5, 1, torch.ones(5, 1, dtype=torch.bool))
@@ -126,12 +133,12 @@ def test_a_table_of_positions_is_split_whatever_positions_it_is_given(ids: torch
 
 
 @pytest.mark.parametrize("examples", [1, 2])
-@pytest.mark.parametrize("name", ["MPNet", "DeBERTa v3", "Perceiver"])
+@pytest.mark.parametrize("name", ["MPNet", "DeBERTa v3", "Perceiver", WAVLM])
 def test_gradients_are_exact_under_masks_of_several_classes(name: str, examples: int) -> None:
     """Some contributions may touch a table and some may not."""
     family = ZOO[name]
     model = family.build(RANDOM).double()
-    batch = family.rows(9 * examples)
+    batch = in_double(family.rows(9 * examples))
     compare(model, batch, family.loss, examples=examples, redraw=3)
 
 
@@ -176,6 +183,8 @@ CHANGED = {
         lambda rows, module, *args: rows + rows.roll(1, 0)),
     "a table used beside its method": (mpnet.MPNetEncoder, "forward", "MPNet",
         lambda out, module, *args: _moved(out, module.relative_attention_bias.weight.mean())),
+    "biases made beside the layers": (wavlm.WavLMEncoderStableLayerNorm, "forward", WAVLM,
+        lambda out, module, x, *args: _moved(out, module.layers[0].attention.compute_bias(3, 3).mean())),
     "a table used beside the layers": (deberta.DebertaV2Encoder, "forward", "DeBERTa v3",
         lambda out, module, *args: _moved(out, module.rel_embeddings.weight.mean())),
     "coefficients used beside their method": (gemma3n.Gemma3nTextAltUp, "predict", GEMMA,
@@ -210,6 +219,26 @@ def test_a_layer_that_is_given_another_table_than_its_encoders_is_refused(monkey
     assert judge("DeBERTa v3", RANDOM).verdict == "GRADIENT_MISMATCH"
 
 
+HANDED_ON = {
+    "that are scaled": lambda biases, x: 2.0 * biases,
+    "that follow from their own row": lambda biases, x: biases + x[:, None, :, 0].repeat_interleave(len(biases) // len(x), 0),
+}
+"""Biases (B * heads, T, T) of the layers after the first, and their states (B, T, D)."""
+
+
+@pytest.mark.parametrize("case", HANDED_ON)
+def test_a_layer_that_is_handed_other_biases_than_the_first_made_is_refused(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = wavlm.WavLMEncoderLayer.forward
+
+    def changed(self, x, position_bias=None, **kwargs):
+        return own(self, x, position_bias=None if position_bias is None else HANDED_ON[case](position_bias, x), **kwargs)
+
+    monkeypatch.setattr(wavlm.WavLMEncoderLayer, "forward", changed)
+    assert judge("WavLM", RANDOM).verdict == "GRADIENT_MISMATCH"
+
+
 def code_of_class(monkeypatch: pytest.MonkeyPatch, module, name: str, family: str) -> str:
     """Returns what the start says of a family in which a user's own class of that name stands for a listed one."""
     monkeypatch.setattr(module, name, type(name, (getattr(module, name),), {"__module__": "mine"}))
@@ -222,6 +251,8 @@ OWN = {
         (mpnet, "MPNetEncoder", "MPNet"),
         (perceiver, "PerceiverTextPreprocessor", "Perceiver"),
         (deberta, "DebertaV2Encoder", "DeBERTa v3"),
+        (wavlm, "WavLMEncoder", "WavLM"),
+        (wavlm, "WavLMAttention", "WavLM"),
     ],
     "KEPT_STATE": [(recurrent, "RecurrentGemmaRglru", "RecurrentGemma")],
     "NO_RULE": [(perceiver, "PerceiverEmbeddings", "Perceiver")],
@@ -392,6 +423,7 @@ WATCHED = {
     "MPNet": ("mpnet.encoder", "compute_position_bias", "mpnet.encoder.layer"),
     "DeBERTa v3": ("deberta.encoder", "get_rel_embedding", "deberta.encoder.layer"),
     GEMMA: ("model.layers.1.altup", "correct", "model.layers"),
+    WAVLM: ("wavlm.encoder.layers.0.attention", "compute_bias", None),
 }
 
 
@@ -501,6 +533,7 @@ def test_a_module_that_ran_again_holds_the_parameters_that_it_held() -> None:
 
 
 EARLIER = {
+    WAVLM: ("wavlm.encoder.layers.0.attention.rel_attn_embed", None),
     "DeBERTa v3": ("deberta.encoder.layer.0.attention.self", "deberta.encoder.layer"),
     "MPNet": ("mpnet.encoder.relative_attention_bias", "mpnet.encoder.layer"),
 }
@@ -513,7 +546,7 @@ def test_what_is_taken_is_taken_under_every_name(name: str) -> None:
     model = family.build(RANDOM).double()
     own, model._modules = model._modules, {"earlier": model.get_submodule(path)}
     model._modules.update(own)
-    compare(model, family.rows(9), family.loss, redraw=3, layers=layers)
+    compare(model, in_double(family.rows(9)), family.loss, redraw=3, layers=layers)
 
 
 @pytest.mark.parametrize("name", WATCHED)
@@ -589,5 +622,5 @@ def test_a_layer_that_runs_again_with_its_encoder_wants_all_of_that_at_one_place
 def test_lists_name_classes_that_the_library_has() -> None:
     models = Path(transformers.__file__).parent / "models"
     text = "".join(place.read_text() for place in models.glob("*/modeling_*.py"))
-    for name in (*POSITIONS, *TABLES, *METHODS, *LENT):
+    for name in (*POSITIONS, *TABLES, *METHODS, *LENT, *HANDED):
         assert f"class {name}(" in text, name
