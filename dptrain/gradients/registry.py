@@ -131,6 +131,11 @@ class Rule:
         """Tells whether it comes from outside of this project."""
         return not type(self).__module__.startswith("dptrain.")
 
+    @property
+    def main(self) -> int:
+        """Returns the first output whose gradient is found here."""
+        return min({*range(len(self.elsewhere) + 1)} - self.elsewhere)
+
     def dimension(self, output: int) -> int:
         """Returns where the example is in this output."""
         return 0

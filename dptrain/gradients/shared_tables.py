@@ -4,8 +4,8 @@ A table of positions, or of relative biases, is read once, and what was read is 
 owns it never sees an example, so that its own gradient is that of all of them together. The lists here name classes whose code
 was read, each served in one of four ways. Other classes, also those that inherit from one, are refused as before.
 
-* :data:`POSITIONS`: modules that return rows of their table for all examples. While a microbatch is armed, their output is
-  given one row per example: the same numbers.
+* :data:`POSITIONS`: modules that return rows of their table for all examples, and others that make something of it. While a
+  microbatch is armed, their output is given one row per example: the same numbers.
 * :data:`METHODS`: methods that read a tensor and return one row per example. A method is a site as a module is.
 * :data:`LENT`: tables that an encoder gives whole to each of its layers. Each layer runs once more, with the table.
 * :data:`HANDED`: biases that the first layer makes of its table, and each layer hands on to the next. Each runs once more too.
@@ -133,6 +133,54 @@ class ExpandedRule(Rule):
     def __call__(self, module: nn.Module, call: Call, grad: torch.Tensor) -> dict[str, Form]:
         (name,) = (key for key, _ in module.named_parameters(recurse=False))
         return {name: Dense(promote(grad).unflatten(0, (call.contributions, call.examples)).sum(1))}
+
+
+@gradient_rule(
+    *(f"transformers.*.{kind}" for kind in (
+        "BeitRelativePositionBias", "Data2VecVisionRelativePositionBias", "InterpolateMidPositionEmbeddings",
+    ))
+)  # fmt: skip
+class MadeRule(Rule):
+    """Splits what a module makes of its table alone, once for all examples, spread over them.
+
+    It makes that once more; its transpose takes the gradient of each contribution to the table.
+    """
+
+    common = True
+    runs = True
+
+    def dimension(self, output: int) -> int:
+        return 1 if type(self.module).__name__ == "InterpolateMidPositionEmbeddings" else 0  # one table for every layer
+
+    def spread(self, output: int, value: object, rows: int) -> torch.Tensor | None:
+        at = self.dimension(output)
+        if not isinstance(value, torch.Tensor) or value.shape[at : at + 1] != (1,):
+            return None
+        return value.expand(*value.shape[:at], rows, *value.shape[at + 1 :]).clone()  # what follows may write it
+
+    def __call__(self, module: nn.Module, call: Call, grad: torch.Tensor) -> dict[str, Form]:
+        own = {key: value.detach() for key, value in module.named_parameters(recurse=False) if call.wants(key)}
+        with torch.autocast(grad.device.type, dtype=call.autocast, enabled=call.autocast is not None):
+            made, back = torch.func.vjp(lambda tensors: run_with(module, tensors, call.inputs, call.kwargs), own)
+        at = self.dimension(0)
+        each = promote(grad).unflatten(at, (call.contributions, call.examples)).sum(at + 1, keepdim=True).to(made.dtype)
+        found = [back(one)[0] for one in each.unbind(at)]
+        return {key: Dense(torch.stack([promote(one[key]) for one in found])) for key in own}
+
+
+@gradient_rule("transformers.*.GPTNeoXJapaneseAttention")
+class GivenRule(Rule):
+    """Splits a bias that a module returns beside its output, for what is around it to add."""
+
+    again = True  # it has several outputs
+    elsewhere = frozenset([0, 1])  # in which it is not
+
+    def spread(self, output: int, value: object, rows: int) -> torch.Tensor | None:
+        given = output == 2 and isinstance(value, torch.Tensor) and value.dim() == 1
+        return value.expand(rows, 1, -1).clone() if given else None
+
+    def __call__(self, module: nn.Module, call: Call, grad: torch.Tensor) -> dict[str, Form]:
+        return {"dense_bias": Dense(call.positions(grad, 1).sum(1))}
 
 
 @gradient_rule("transformers.*.ProphetNetPositionalEmbeddings")

@@ -377,9 +377,11 @@ class Router:
         if armed is None:
             return None
         wanted = self._wanted(armed, site)
-        if not wanted:
+        if not (wanted or (site.rule.common and torch.is_grad_enabled())):
             return None
         with self._beside():
+            if not wanted:  # what follows sees as many rows as in other microbatches
+                return site.rule.spread(0, output, armed.contributions * armed.examples)
             return self._captured(armed, wanted, site, module, args, kwargs, output)
 
     def _beside(self) -> AbstractContextManager[None]:
@@ -466,7 +468,7 @@ class Router:
                 value = leaves[place] = Tap.apply(value.clone() if generic else value, anchor)
                 changed = True
             at = site.rule.dimension(place)
-            if begins and place == 0 and not again:
+            if begins and place == site.rule.main and not again:
                 armed.taps.append((site.name, value, at))
             if value.dim() > at and value.shape[at] == rows:
                 kept = Kept(args, kwargs, self._anchor, armed.contributions, armed.examples, draws)
