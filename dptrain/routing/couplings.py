@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 from dptrain.blocks.adapters import unchecked
 from dptrain.blocks.shards import local
 from dptrain.errors import CoupledModel, UnsupportedModule
+from dptrain.sandbox.states import keeps_state, knows
 from dptrain.sandbox.writes import clipped_in_place
 
 QUANTISED = {
@@ -95,12 +96,12 @@ def couplings(model: nn.Module) -> Iterator[tuple[str, str]]:
             )
         elif _compiled(module):
             yield "COMPILED_MODEL", _COMPILED.format(name or "the model")
-        elif any(base.__name__ == "RecurrentGemmaRglru" for base in type(module).__mro__):
+        elif keeps_state(module) and not knows(module):
             yield (
                 "KEPT_STATE",
-                f"{name!r} ({kind}) keeps its last state, and goes on from it in the next microbatch where positions do not "
-                "begin at 0, so that a contribution would reach the rows of others, trained or frozen; use another model "
-                "(Mamba, say)",
+                f"{name!r} ({kind}) keeps its last state by code that is not known here, of another version of transformers or "
+                "your own, and may go on from it in the next microbatch, so that a contribution would reach the rows of "
+                "others, trained or frozen; use another model (Mamba, say)",
             )
         for hook in module._forward_pre_hooks.values():
             if type(hook).__name__ == "SpectralNorm" and module.training:

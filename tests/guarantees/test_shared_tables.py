@@ -294,17 +294,6 @@ def test_a_class_of_ones_own_is_served_by_no_list(code: str, place: tuple, monke
     assert code_of_class(monkeypatch, *place) == code
 
 
-def test_a_recurrence_that_goes_on_from_the_state_of_other_rows_is_refused() -> None:
-    """RecurrentGemma's goes on from the last microbatch where positions do not begin at 0."""
-    found = judge("RecurrentGemma", LIBRARY)
-    assert found.verdict == "KEPT_STATE"
-    assert "(RecurrentGemmaRglru) keeps its last state" in found.sentence
-    model = ZOO["RecurrentGemma"].build(LIBRARY)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_("rg_lru" not in name)
-    assert [code for code, _ in couplings(model)][:1] == ["KEPT_STATE"], "a frozen one carries as much"
-
-
 def test_a_method_that_a_user_put_on_a_module_is_served_by_no_list() -> None:
     family = ZOO["MPNet"]
     model = family.build(LIBRARY)

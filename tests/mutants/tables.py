@@ -6,6 +6,8 @@ LISTS = "dptrain/gradients/shared_tables.py"
 GENERIC = "dptrain/gradients/generic.py"
 ROUTER = "dptrain/routing/router.py"
 SPECTRUM = "dptrain/sandbox/spectrum.py"
+KNOWN = "dptrain/sandbox/known.py"
+STATES = "dptrain/sandbox/states.py"
 WRITES = "dptrain/sandbox/writes.py"
 COUPLINGS = "dptrain/routing/couplings.py"
 
@@ -16,6 +18,8 @@ _EXACT = T + "test_listed_classes_train_exactly_through_the_start_of_a_run"
 _SAME = T + "test_a_forward_gives_the_same_numbers_whether_a_microbatch_is_armed_or_not"
 _METHOD = T + "test_a_listed_method_is_that_of_the_start_in_every_microbatch"
 _BESIDE = T + "test_what_is_called_beside_a_listed_method_is_refused_only_where_a_gradient_would_be_lost"
+T_STATES = "tests/sandbox/test_states.py::"
+_NEXT = T_STATES + "test_no_microbatch_reaches_the_next_and_no_forward_before_a_microbatch"
 _BOUND = T + "test_a_weight_that_its_forward_clips_is_compared_with_the_bound_before_every_step"
 _CLIP = T + "test_a_clip_that_changes_nothing_is_no_write_and_any_other_write_of_the_weight_is"
 _LIKE = T_MASKS + "test_masks_are_distributed_as_the_librarys"
@@ -96,9 +100,24 @@ TABLES = (
            "next(iter(self._clips.values()))", _CLIP),
     Mutant("other writes of a clipped weight are spared", WRITES, "if func is not torch.ops.aten.clamp_.default or kwargs or",
            "if kwargs or", _CLIP),
-    Mutant("a recurrence that keeps its state is refused", COUPLINGS, '== "RecurrentGemmaRglru"',
-           '== "Other"',
-           T + "test_a_recurrence_that_goes_on_from_the_state_of_other_rows_is_refused"),
+    Mutant("a recurrence that keeps its state by other code is refused", COUPLINGS, "keeps_state(module) and not knows(module)",
+           "False", T_STATES + "test_code_that_was_not_read_is_refused"),
+    Mutant("methods of a module's own are other code", STATES, "not any(name in vars(module) for name in read) and all(",
+           "all(", T_STATES + "test_code_that_was_not_read_is_refused"),
+    Mutant("the code of a recurrence is known", STATES, "is_known(vars(kind).get(name), digest, defaults, library)", "True",
+           T_STATES + "test_another_version_of_the_code_is_refused"),
+    Mutant("no microbatch begins with a state", STATES, "        self._set([None] * len(self._modules))\n", "",
+           T_STATES + "test_a_state_that_is_there_when_a_recurrence_is_called_is_refused"),
+    Mutant("no microbatch leaves a state", STATES, "        self._set(self._before)\n        self._before = []\n", "", _NEXT),
+    Mutant("a recurrence leaves no state for its next call", STATES, "            setattr(module, STATES[RUNS], None)\n",
+           "            pass\n", T_STATES + "test_a_state_that_is_there_when_a_recurrence_is_called_is_refused"),
+    Mutant("a recurrence that has a state is refused", STATES, "if self._live and getattr(module, STATES[RUNS]) is not None:",
+           "if False:", T_STATES + "test_a_state_that_is_there_when_a_recurrence_is_called_is_refused"),
+    Mutant("a copy keeps its states", STATES, 'return {"_live": False}', "return vars(self)",
+           T_STATES + "test_a_copy_made_in_a_microbatch_is_a_plain_model"),
+    Mutant("a pass that is broken off leaves no state", "dptrain/sandbox/interception.py",
+           "        self._states.detach()\n        self._passes.clear()", "        self._passes.clear()",
+           T_STATES + "test_an_error_in_a_microbatch_leaves_no_state_of_it"),
     Mutant("the mask of a row is rounded by its own number", SPECTRUM, "+ numbers[:, 0])", "+ numbers[:1, 0])", _ALONE),
     Mutant("the mask of a row follows from its own length", SPECTRUM, "starts = lengths - (span - 1)",
            "starts = lengths.amin() - (span - 1) + 0 * lengths", T_MASKS + "test_masks_follow_from_a_rows_own_length_alone"),
@@ -121,17 +140,17 @@ TABLES = (
     Mutant("the number of spans is rounded up or down", SPECTRUM, ").floor().clamp_min(least)", ").ceil().clamp_min(least)",
            _LIKE),
     Mutant("no span begins where it does not end", SPECTRUM, ".masked_fill(place >= starts[:, None], 2.0)", "", _LIKE),
-    Mutant("masks stand in for code that is known", SPECTRUM, "return _digest(source) == _DIGESTS[name] and any", "return any",
+    Mutant("masks stand in for code that is known", KNOWN, "return _digest(source) == digest and any", "return any",
            T_MASKS + "test_code_of_another_version_is_left_as_it_is"),
-    Mutant("the way to draw is known too", SPECTRUM, "((METHOD, method), (_DRAWS, library.get(_DRAWS))))",
-           "((METHOD, method),))",
+    Mutant("the way to draw is known too", SPECTRUM, "((METHOD, method), (_DRAWS, library.get(_DRAWS)))\n",
+           "((METHOD, method),)\n",
            T_MASKS + "test_another_way_to_draw_is_left_as_it_is"),
-    Mutant("code is known by what it compiles to", SPECTRUM, "any(_parts(made) == _parts(code) for made in same)", "any(same)",
+    Mutant("code is known by what it compiles to", KNOWN, "any(_parts(made) == _parts(code) for made in same)", "any(same)",
            _SAYS),
-    Mutant("defaults are known", SPECTRUM, "if function.__defaults__ != _DEFAULTS[name] or function.__kwdefaults__:",
+    Mutant("defaults are known", KNOWN, "if function.__defaults__ != defaults or function.__kwdefaults__:",
            "if False:", _SAYS),
-    Mutant("globals are the library's", SPECTRUM, " or function.__globals__ is not library:", ":", _SAYS),
-    Mutant("source is that of the code", SPECTRUM, "code = function.__code__", "code = inspect.unwrap(function).__code__",
+    Mutant("globals are the library's", KNOWN, " or function.__globals__ is not library:", ":", _SAYS),
+    Mutant("source is that of the code", KNOWN, "code = function.__code__", "code = inspect.unwrap(function).__code__",
            _SAYS),
     Mutant("outside a microbatch the library masks", "dptrain/sandbox/interception.py",
            "            if hosts is not None and entered in self._passes:\n                self._spectrum.detach()\n",
