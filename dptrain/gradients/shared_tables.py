@@ -33,7 +33,7 @@ from dptrain.gradients.forms import Dense, Form, promote
 from dptrain.gradients.generic import GenericRule, place_of
 from dptrain.gradients.registry import Call, Rule, gradient_rule
 from dptrain.gradients.rules import looked_up, plain_table
-from dptrain.sandbox.spectrum import function_of
+from dptrain.sandbox.library.spectrum import function_of
 
 POSITIONS = (
     "BlenderbotLearnedPositionalEmbedding", "BlenderbotSmallLearnedPositionalEmbedding",

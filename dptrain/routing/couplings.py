@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 from dptrain.blocks.adapters import unchecked
 from dptrain.blocks.shards import local
 from dptrain.errors import CoupledModel, UnsupportedModule
-from dptrain.sandbox.states import keeps_state, knows
+from dptrain.sandbox.library.states import keeps_state, knows
 from dptrain.sandbox.writes import clipped_in_place
 
 QUANTISED = {

@@ -5,9 +5,9 @@ from tests.mutants.mutant import Mutant
 LISTS = "dptrain/gradients/shared_tables.py"
 GENERIC = "dptrain/gradients/generic.py"
 ROUTER = "dptrain/routing/router.py"
-SPECTRUM = "dptrain/sandbox/spectrum.py"
-KNOWN = "dptrain/sandbox/known.py"
-STATES = "dptrain/sandbox/states.py"
+SPECTRUM = "dptrain/sandbox/library/spectrum.py"
+KNOWN = "dptrain/sandbox/library/known.py"
+STATES = "dptrain/sandbox/library/states.py"
 WRITES = "dptrain/sandbox/writes.py"
 COUPLINGS = "dptrain/routing/couplings.py"
 

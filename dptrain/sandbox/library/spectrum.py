@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from dptrain.errors import UnsupportedModule
-from dptrain.sandbox.known import is_known
+from dptrain.sandbox.library.known import is_known
 
 METHOD = "_mask_hidden_states"
 _DRAWS = "_compute_mask_indices"

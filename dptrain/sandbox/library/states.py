@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from dptrain.errors import CoupledModel
-from dptrain.sandbox.known import is_known
+from dptrain.sandbox.library.known import is_known
 
 STATES = {"RecurrentGemmaRglru": "recurrent_states", "RecurrentGemmaRecurrentBlock": "conv1d_state"}
 """The attribute in which a class keeps its state."""
