@@ -25,10 +25,10 @@ from dptrain.sandbox.addresses import Numbers, place_tag, shared_tag
 from dptrain.sandbox.draws import Generators, Request, UnknownDraw, draws, request
 from dptrain.sandbox.indices import Total
 from dptrain.sandbox.learnt import SHARED, Layout, Layouts, Place, Truths
-from dptrain.sandbox.modes import PLAIN, Called, Dispatched, Kind, kind_of, spread, take_out, take_out_function, writes_now
-from dptrain.sandbox.passes import CALL_IMPL, Draw, Entry, Given, Loop, Pass, Read
 from dptrain.sandbox.library.spectrum import Company, Spectrum
 from dptrain.sandbox.library.states import States
+from dptrain.sandbox.modes import PLAIN, Called, Dispatched, Kind, kind_of, spread, take_out, take_out_function, writes_now
+from dptrain.sandbox.passes import CALL_IMPL, Draw, Entry, Given, Loop, Pass, Read
 from dptrain.sandbox.writes import Kept, given_back
 
 _aten = torch.ops.aten
