@@ -2,12 +2,13 @@
 
 A table of positions, or of relative biases, is read once, and what was read is broadcast over the examples: the module that
 owns it never sees an example, so that its own gradient is that of all of them together. The lists here name classes whose code
-was read, each served in one of four ways. Other classes, also those that inherit from one, are refused as before.
+was read, each served in one of five ways. Other classes, also those that inherit from one, are refused as before.
 
 * :data:`POSITIONS`: modules that return rows of their table for all examples, and others that make something of it. While a
   microbatch is armed, their output is given one row per example: the same numbers.
 * :data:`METHODS`: methods that read a tensor and return one row per example. A method is a site as a module is.
 * :data:`LENT`: tables that an encoder gives whole to each of its layers. Each layer runs once more, with the table.
+* :data:`STREAMS`: a table whose rows are added to streams side by side. The norm that all of them enter next runs once more.
 * :data:`HANDED`: biases that the first layer makes of its table, and each layer hands on to the next. Each runs once more too.
 
 No code of a model is replaced here: what runs for a gradient is the model's own, whatever its version. A method that came to
@@ -94,6 +95,10 @@ keyword :data:`BIASES`, one bias after the other for every head of every example
 
 BIASES = "position_bias"
 
+STREAMS = {"ProphetNetDecoder": ("embeddings_layer_norm", "ngram_embeddings.weight")}
+"""By class: the norm that streams of one length enter one after the other, the first without a row, and the table of n rows, of
+which stream k of the n others has row k - 1."""
+
 
 def _is(module: nn.Module, names: Collection[str]) -> str | None:
     """Returns which of these classes of transformers a module is an instance of, exactly."""
@@ -147,7 +152,7 @@ class MadeRule(Rule):
     """
 
     common = True
-    runs = True
+    again = True
 
     def dimension(self, output: int) -> int:
         return 1 if type(self.module).__name__ == "InterpolateMidPositionEmbeddings" else 0  # one table for every layer
@@ -265,6 +270,33 @@ class BiasedRule(GenericRule):
         self.described = f"module {name!r} ({type(layer).__name__})"
 
 
+class _Streams(nn.Module):
+    """A norm with the module whose table is in what it is given: the same numbers, and a way for the gradient to the table."""
+
+    def __init__(self, norm: nn.Module, lender: nn.Module, table: str) -> None:
+        super().__init__()
+        self.norm = norm
+        self.lender = lender
+        self._table = table
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        path, _, name = self._table.rpartition(".")
+        table = getattr(self.lender.get_submodule(path), name)
+        rows = torch.cat([torch.zeros_like(table[:1]), table.roll(1, 0)])
+        rows = rows.repeat_interleave(states.shape[1] // len(rows), 0)
+        return self.norm(states + (rows - rows.detach()).to(states.dtype))
+
+
+class StreamsRule(GenericRule):
+    """Runs a norm again for its own tensors, and for the table whose rows are in what it is given."""
+
+    slow = False
+
+    def __init__(self, name: str, norm: nn.Module, lender: nn.Module, table: str) -> None:
+        super().__init__(name, _Streams(norm, lender, table), whole=True)
+        self.described = f"module {name!r} ({type(norm).__name__})"
+
+
 @dataclass(frozen=True)
 class Listed:
     """A site that the lists give.
@@ -314,6 +346,15 @@ def listed_sites(model: nn.Module, trained: Collection[int]) -> Iterator[Listed]
                 yield Listed(at + method.name, module, rule, read, taken, method.name, calls=method.calls)
         if (kind := _is(module, LENT)) and _is_own(module, LENT[kind][0]):
             yield from _borrowers(at, module, own, *LENT[kind])
+        if kind := _is(module, STREAMS):
+            path, table = STREAMS[kind]
+            if table in own:
+                norm = module.get_submodule(path)
+                inner = {key: value for key, value in own.items() if key.startswith(f"{path}.")}
+                tensors = {f"norm.{key.removeprefix(f'{path}.')}": value for key, value in inner.items()}
+                taken = frozenset(place_of(module, key) for key in (*inner, table))
+                rule = StreamsRule(at + path, norm, module, table)
+                yield Listed(at + path, norm, rule, tensors | {f"lender.{table}": own[table]}, taken)
         if kind := _is(module, HANDED):
             yield from _biased(at, module, own, *HANDED[kind])
 

@@ -18,6 +18,7 @@ from transformers.models.gemma3n import modeling_gemma3n as gemma3n  # noqa: E40
 from transformers.models.gpt_neox_japanese import modeling_gpt_neox_japanese as japanese  # noqa: E402
 from transformers.models.mpnet import modeling_mpnet as mpnet  # noqa: E402
 from transformers.models.perceiver import modeling_perceiver as perceiver  # noqa: E402
+from transformers.models.prophetnet import modeling_prophetnet as prophetnet  # noqa: E402
 from transformers.models.recurrent_gemma import modeling_recurrent_gemma as recurrent  # noqa: E402
 from transformers.models.wavlm import modeling_wavlm as wavlm  # noqa: E402
 from transformers.models.yolos import modeling_yolos as yolos  # noqa: E402
@@ -27,7 +28,7 @@ from dptrain.clipping.resolver import Block, Schedule  # noqa: E402
 from dptrain.errors import UnsupportedModule  # noqa: E402
 from dptrain.gradients.generic import GenericRule  # noqa: E402
 from dptrain.gradients.registry import Call  # noqa: E402
-from dptrain.gradients.shared_tables import HANDED, LENT, METHODS, POSITIONS, TABLES, PositionRule  # noqa: E402
+from dptrain.gradients.shared_tables import HANDED, LENT, METHODS, POSITIONS, STREAMS, TABLES, PositionRule  # noqa: E402
 from dptrain.parallel import together  # noqa: E402
 from dptrain.routing import Router  # noqa: E402
 from dptrain.routing.couplings import couplings  # noqa: E402
@@ -48,12 +49,13 @@ WAYS = (
     "Blenderbot", "MPNet", "DeBERTa v3", "Perceiver", "ProphetNet, table of n-grams frozen", "wav2vec 2.0 CTC",
     "wav2vec 2.0 CTC of several lengths, without masking", GEMMA,
     "WavLM", WAVLM, "BEiT, shared relative positions", "YOLOS", "GPT-NeoX Japanese",
+    "ProphetNet",
 )  # fmt: skip
 """One family for every way of a listed class."""
 
 STACKS = {
     "Blenderbot": "model.encoder.layers", "ProphetNet, table of n-grams frozen": "prophetnet.encoder.layers",
-    GEMMA: "model.layers",
+    GEMMA: "model.layers", "ProphetNet": "prophetnet.encoder.layers",
 }  # fmt: skip
 
 
@@ -216,6 +218,8 @@ CHANGED = {
     "a bias used beside its module": (japanese.GPTNeoXJapaneseAttention, "forward", "GPT-NeoX Japanese",
         lambda out, module, *args: (out[0], *out[1:]) if module.dense_bias is None
         else (out[0] * (1.0 + module.dense_bias.mean()), *out[1:])),
+    "rows of streams used beside them": (prophetnet.ProphetNetDecoder, "prepare_attention_mask", "ProphetNet",
+        lambda mask, module, *args: mask + 1e3 * module.ngram_embeddings.weight[0].mean() * torch.arange(mask.shape[-1])),
     "latents of two rows": (perceiver.PerceiverEmbeddings, "forward", "Perceiver",
         lambda rows, module, *args: rows + rows.roll(1, 1)),
 }  # fmt: skip
@@ -284,7 +288,7 @@ OWN = {
     ],
     "KEPT_STATE": [(recurrent, "RecurrentGemmaRglru", "RecurrentGemma")],
     "NO_RULE": [(perceiver, "PerceiverEmbeddings", "Perceiver")],
-    "GRADIENT_MISMATCH": [(gemma3n, "Gemma3nTextAltUp", GEMMA)],
+    "GRADIENT_MISMATCH": [(gemma3n, "Gemma3nTextAltUp", GEMMA), (prophetnet, "ProphetNetDecoder", "ProphetNet")],
 }
 
 
@@ -636,8 +640,20 @@ def test_a_layer_that_runs_again_with_its_encoder_wants_all_of_that_at_one_place
     assert raised.value.code == "AGAIN_SHARDED"
 
 
+def test_what_is_made_of_a_table_wants_it_at_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ZOO["BEiT, relative positions"].build(LIBRARY)
+    placed = together.Together.__new__(together.Together)
+    vars(placed).update(_shards=object(), ranks=None, _sandbox=None)
+    monkeypatch.setattr(together, "Sharded", lambda ranks, held: None)
+    table = model.beit.layers[0].relative_position_bias
+    monkeypatch.setattr(together, "shards_inside", lambda module: module is table)
+    with pytest.raises(UnsupportedModule) as raised:
+        placed.bind(routed(model), None)
+    assert raised.value.code == "AGAIN_SHARDED"
+
+
 def test_lists_name_classes_that_the_library_has() -> None:
     models = Path(transformers.__file__).parent / "models"
     text = "".join(place.read_text() for place in models.glob("*/modeling_*.py"))
-    for name in (*POSITIONS, *TABLES, *METHODS, *LENT, *HANDED):
+    for name in (*POSITIONS, *TABLES, *METHODS, *LENT, *HANDED, *STREAMS):
         assert f"class {name}(" in text, name

@@ -79,6 +79,7 @@ TABLES = (
     Mutant("what is spread is so in every microbatch", ROUTER, "if not (wanted or (site.rule.common and",
            "if not (wanted or (False and",
            T + "test_what_is_made_of_a_table_comes_with_as_many_rows_where_nobody_trains_it"),
+    Mutant("a stream has the row before its own", LISTS, "table.roll(1, 0)])", "table])", _EXACT),
     Mutant("a bias that is returned has the gradient of every example", LISTS,
            '{"dense_bias": Dense(call.positions(grad, 1).sum(1))}', '{"dense_bias": Dense(call.positions(grad, 1)[:, 0])}',
            _EXACT),
