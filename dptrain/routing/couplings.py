@@ -109,8 +109,8 @@ def couplings(model: nn.Module) -> Iterator[tuple[str, str]]:
                     "SPECTRAL_NORM",
                     f"{name!r} carries spectral_norm, whose power iteration changes in forward; remove it or use eval()",
                 )
-    clips = list(clipped_in_place(model))
-    beyond = [~(local(weight).detach().abs() <= bound).all() for _, weight, bound in clips]
+    clips = [one for one in clipped_in_place(model) if not one[1].is_meta]
+    beyond = [~(local(weight).detach().abs() <= bound).all().to(clips[0][1].device) for _, weight, bound in clips]
     for (name, _, bound), outside in zip(clips, torch.stack(beyond).tolist() if beyond else (), strict=True):
         if outside:
             yield (

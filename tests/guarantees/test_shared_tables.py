@@ -35,6 +35,7 @@ from dptrain.routing.couplings import couplings  # noqa: E402
 from dptrain.sandbox import Sandbox  # noqa: E402
 from tests.guarantees import peers  # noqa: E402
 from tests.reference.compare import compare  # noqa: E402
+from tests.reference.in_double import in_double  # noqa: E402
 from tests.zoo.families import ZOO  # noqa: E402
 from tests.zoo.family import LIBRARY, RANDOM  # noqa: E402
 from tests.zoo.judge import judge  # noqa: E402
@@ -69,7 +70,7 @@ def routed(model: nn.Module, layers: str | None = None) -> Router:
     return router
 
 
-def in_double(rows: dict) -> dict:
+def doubled(rows: dict) -> dict:
     return {key: value.double() if value.is_floating_point() else value for key, value in rows.items()}
 
 
@@ -143,7 +144,7 @@ def test_gradients_are_exact_under_masks_of_several_classes(name: str, examples:
     """Some contributions may touch a table and some may not."""
     family = ZOO[name]
     model = family.build(RANDOM).double()
-    batch = in_double(family.rows(9 * examples))
+    batch = doubled(family.rows(9 * examples))
     compare(model, batch, family.loss, examples=examples, redraw=3)
 
 
@@ -375,6 +376,16 @@ def test_what_is_called_beside_a_listed_method_is_refused_only_where_a_gradient_
     router.detach()
 
 
+def test_a_graph_that_starts_in_a_method_starts_with_the_rows_where_they_are() -> None:
+    """Nothing trains below the coefficients, so that the probes look at other rows in what their method returns."""
+    family = ZOO[GEMMA]
+    model = family.build(RANDOM).double()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("correction_coefs" in name or "model.norm" in name)
+    with in_double():
+        compare(model, family.rows(9), family.loss, redraw=3, layers="model.layers")
+
+
 def test_a_scale_that_is_called_beside_its_method_is_refused() -> None:
     model = ZOO[GEMMA].build(LIBRARY)
     router, altup = routed(model, "model.layers"), model.model.layers[0].altup
@@ -406,6 +417,7 @@ def test_a_weight_that_its_forward_clips_is_compared_with_the_bound_before_every
         ((code, sentence),) = couplings(model)
         assert code == "CLIPPED_WEIGHT"
         assert "layers.1.altup.prediction_coefs.weight" in sentence and "120" in sentence
+    assert not list(couplings(copy.deepcopy(model).to("meta"))), "one without numbers"
     assert not list(couplings(model.eval())), "a module that does not train clips nothing"
     model.train().config.altup_coef_clip = 2.0 * bound
     with torch.no_grad():
@@ -567,7 +579,7 @@ def test_what_is_taken_is_taken_under_every_name(name: str) -> None:
     model = family.build(RANDOM).double()
     own, model._modules = model._modules, {"earlier": model.get_submodule(path)}
     model._modules.update(own)
-    compare(model, in_double(family.rows(9)), family.loss, redraw=3, layers=layers)
+    compare(model, doubled(family.rows(9)), family.loss, redraw=3, layers=layers)
 
 
 @pytest.mark.parametrize("name", WATCHED)
