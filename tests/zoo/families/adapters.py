@@ -102,7 +102,4 @@ ADAPTERS = (
     Family("LoRA over Mixtral", KIND, tuned(hf("MixtralForCausalLM", decoders.SIZES, num_local_experts=4), "LoRA", "CAUSAL_LM",
            ["q_proj", "v_proj"], [], "embed_tokens"), records.text, records.tokens, losses.next_token_without_cache,
            model="LoraConfig"),
-    Family("LoRA over Gemma 3n, all linear", KIND, tuned(hf("Gemma3nForCausalLM", decoders.SIZES, **decoders.GEMMA_3N),
-           "LoRA, all linear", "CAUSAL_LM", [], [], "embed_tokens"), records.text, records.tokens,
-           losses.next_token_without_cache, (None, "base_model.model.model.layers"), model="LoraConfig"),
 )  # fmt: skip
