@@ -112,6 +112,9 @@ class Rule:
     runs = False
     """It runs code of the module, for something other than its gradient: as that of the forward, in the sandbox."""
 
+    elsewhere: frozenset[int] = frozenset()
+    """Outputs whose gradient is found where they go, and not here."""
+
     common = False
     """Its inputs are those of all examples, and have no row per example."""
 
@@ -127,6 +130,11 @@ class Rule:
     def foreign(self) -> bool:
         """Tells whether it comes from outside of this project."""
         return not type(self).__module__.startswith("dptrain.")
+
+    @property
+    def main(self) -> int:
+        """Returns the first output whose gradient is found here."""
+        return min({*range(len(self.elsewhere) + 1)} - self.elsewhere)
 
     def dimension(self, output: int) -> int:
         """Returns where the example is in this output."""

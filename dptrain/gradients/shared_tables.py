@@ -2,12 +2,14 @@
 
 A table of positions, or of relative biases, is read once, and what was read is broadcast over the examples: the module that
 owns it never sees an example, so that its own gradient is that of all of them together. The lists here name classes whose code
-was read, each served in one of three ways. Other classes, also those that inherit from one, are refused as before.
+was read, each served in one of five ways. Other classes, also those that inherit from one, are refused as before.
 
-* :data:`POSITIONS`: modules that return rows of their table for all examples. While a microbatch is armed, their output is
-  given one row per example: the same numbers.
+* :data:`POSITIONS`: modules that return rows of their table for all examples, and others that make something of it. While a
+  microbatch is armed, their output is given one row per example: the same numbers.
 * :data:`METHODS`: methods that read a tensor and return one row per example. A method is a site as a module is.
 * :data:`LENT`: tables that an encoder gives whole to each of its layers. Each layer runs once more, with the table.
+* :data:`STREAMS`: a table whose rows are added to streams side by side. The norm that all of them enter next runs once more.
+* :data:`HANDED`: biases that the first layer makes of its table, and each layer hands on to the next. Each runs once more too.
 
 No code of a model is replaced here: what runs for a gradient is the model's own, whatever its version. A method that came to
 read rows of other examples is found by the probes at the start, as a module is. After the start, these gradients are found
@@ -32,7 +34,7 @@ from dptrain.gradients.forms import Dense, Form, promote
 from dptrain.gradients.generic import GenericRule, place_of
 from dptrain.gradients.registry import Call, Rule, gradient_rule
 from dptrain.gradients.rules import looked_up, plain_table
-from dptrain.sandbox.spectrum import function_of
+from dptrain.sandbox.library.spectrum import function_of
 
 POSITIONS = (
     "BlenderbotLearnedPositionalEmbedding", "BlenderbotSmallLearnedPositionalEmbedding",
@@ -45,25 +47,36 @@ TABLES = {"PerceiverTextPreprocessor": "position_embeddings"}
 
 
 class Method(NamedTuple):
-    """A method that reads tensors of its module; ``alone`` tells whether nothing else does."""
+    """A method that reads tensors of its module, and returns one row per example.
+
+    Attributes:
+        alone: nothing else reads them. calls: it runs the module's forward, which nothing else does. first: the dimension of
+            the example in its first argument and in what it returns.
+    """
 
     name: str
     tensors: tuple[str, ...]
     alone: bool = True
+    calls: bool = False
+    first: int = 0
 
 
-METHODS = {
-    "MPNetEncoder": Method("compute_position_bias", ("relative_attention_bias.weight",)),
-    "ProphetNetPositionalEmbeddings": Method("_forward", ("weight",), alone=False),
+METHODS: dict[str, tuple[Method, ...]] = {
+    "MPNetEncoder": (Method("compute_position_bias", ("relative_attention_bias.weight",)),),
+    "ProphetNetPositionalEmbeddings": (Method("_forward", ("weight",), alone=False),),
+    "Gemma3nTextAltUp": (
+        Method("correct", ("correction_coefs.weight",), first=1),
+        Method("scale_corrected_output", ("correct_output_scale",), calls=True),
+    ),
     **dict.fromkeys(
         (
             "Wav2Vec2Model", "WavLMModel", "HubertModel", "UniSpeechModel", "UniSpeechSatModel", "Data2VecAudioModel",
             "SEWModel", "SEWDModel", "Wav2Vec2BertModel", "Wav2Vec2ConformerModel",
         ),
-        Method("_mask_hidden_states", ("masked_spec_embed",)),
+        (Method("_mask_hidden_states", ("masked_spec_embed",)),),
     ),
 }  # fmt: skip
-"""By class: the method that reads these tensors, and returns one row per example."""
+"""By class: the methods that are sites."""
 
 LENT = dict.fromkeys(
     ("DebertaEncoder", "DebertaV2Encoder", "SEWDTransformerEncoder"),
@@ -73,6 +86,18 @@ LENT = dict.fromkeys(
 keyword :data:`GIVEN`."""
 
 GIVEN = "rel_embeddings"
+
+HANDED = dict.fromkeys(
+    ("WavLMEncoder", "WavLMEncoderStableLayerNorm"), ("WavLMAttention", "compute_bias", "rel_attn_embed.weight")
+)
+"""By class: the class of its attentions, whose first makes biases by a method, of a table; the others are given them by the
+keyword :data:`BIASES`, one bias after the other for every head of every example, and all return them last."""
+
+BIASES = "position_bias"
+
+STREAMS = {"ProphetNetDecoder": ("embeddings_layer_norm", "ngram_embeddings.weight")}
+"""By class: the norm that streams of one length enter one after the other, the first without a row, and the table of n rows, of
+which stream k of the n others has row k - 1."""
 
 
 def _is(module: nn.Module, names: Collection[str]) -> str | None:
@@ -115,6 +140,54 @@ class ExpandedRule(Rule):
         return {name: Dense(promote(grad).unflatten(0, (call.contributions, call.examples)).sum(1))}
 
 
+@gradient_rule(
+    *(f"transformers.*.{kind}" for kind in (
+        "BeitRelativePositionBias", "Data2VecVisionRelativePositionBias", "InterpolateMidPositionEmbeddings",
+    ))
+)  # fmt: skip
+class MadeRule(Rule):
+    """Splits what a module makes of its table alone, once for all examples, spread over them.
+
+    It makes that once more; its transpose takes the gradient of each contribution to the table.
+    """
+
+    common = True
+    again = True
+
+    def dimension(self, output: int) -> int:
+        return 1 if type(self.module).__name__ == "InterpolateMidPositionEmbeddings" else 0  # one table for every layer
+
+    def spread(self, output: int, value: object, rows: int) -> torch.Tensor | None:
+        at = self.dimension(output)
+        if not isinstance(value, torch.Tensor) or value.shape[at : at + 1] != (1,):
+            return None
+        return value.expand(*value.shape[:at], rows, *value.shape[at + 1 :]).clone()  # what follows may write it
+
+    def __call__(self, module: nn.Module, call: Call, grad: torch.Tensor) -> dict[str, Form]:
+        own = {key: value.detach() for key, value in module.named_parameters(recurse=False) if call.wants(key)}
+        with torch.autocast(grad.device.type, dtype=call.autocast, enabled=call.autocast is not None):
+            made, back = torch.func.vjp(lambda tensors: run_with(module, tensors, call.inputs, call.kwargs), own)
+        at = self.dimension(0)
+        each = promote(grad).unflatten(at, (call.contributions, call.examples)).sum(at + 1, keepdim=True).to(made.dtype)
+        found = [back(one)[0] for one in each.unbind(at)]
+        return {key: Dense(torch.stack([promote(one[key]) for one in found])) for key in own}
+
+
+@gradient_rule("transformers.*.GPTNeoXJapaneseAttention")
+class GivenRule(Rule):
+    """Splits a bias that a module returns beside its output, for what is around it to add."""
+
+    again = True  # it has several outputs
+    elsewhere = frozenset([0, 1])  # in which it is not
+
+    def spread(self, output: int, value: object, rows: int) -> torch.Tensor | None:
+        given = output == 2 and isinstance(value, torch.Tensor) and value.dim() == 1
+        return value.expand(rows, 1, -1).clone() if given else None
+
+    def __call__(self, module: nn.Module, call: Call, grad: torch.Tensor) -> dict[str, Form]:
+        return {"dense_bias": Dense(call.positions(grad, 1).sum(1))}
+
+
 @gradient_rule("transformers.*.ProphetNetPositionalEmbeddings")
 class CountedRule(GenericRule):
     """Splits a look-up of positions that a module counts itself, of as many rows as it is told, and returns beside it."""
@@ -130,9 +203,9 @@ class MethodRule(GenericRule):
 
     slow = False
 
-    def __init__(self, name: str, module: nn.Module, method: str) -> None:
+    def __init__(self, name: str, module: nn.Module, method: str, first: int = 0) -> None:
         super().__init__(name, module, whole=True)
-        self.method = method
+        self.method, self.first = method, first
         self.described = f"{method} of module {name!r} ({type(module).__name__})"
 
     def _dropout(self, what: str) -> UnsupportedModule:
@@ -170,6 +243,60 @@ class BorrowerRule(GenericRule):
         self.described = f"module {name!r} ({type(layer).__name__})"
 
 
+class _Biased(nn.Module):
+    """An attention with the one that makes its biases, so that it may run with other tensors of both."""
+
+    def __init__(self, layer: nn.Module, lender: Any, method: str) -> None:
+        super().__init__()
+        self.layer = layer
+        self.lender = lender
+        self._method = method
+
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> Any:
+        if kwargs.get(BIASES) is None:
+            return self.layer(hidden_states, **kwargs)
+        rows, length = hidden_states.shape[:2]
+        biases = getattr(type(self.lender), self._method)(self.lender, length, length)
+        return self.layer(hidden_states, **{**kwargs, BIASES: biases.expand(rows, *biases.shape).flatten(0, 1)})
+
+
+class BiasedRule(GenericRule):
+    """Runs an attention again for its own tensors, and for the table of which the first attention made its biases."""
+
+    elsewhere = frozenset([2])  # biases, whose gradient each attention takes for itself
+
+    def __init__(self, name: str, layer: nn.Module, lender: nn.Module, method: str) -> None:
+        super().__init__(name, _Biased(layer, lender, method), whole=True)
+        self.described = f"module {name!r} ({type(layer).__name__})"
+
+
+class _Streams(nn.Module):
+    """A norm with the module whose table is in what it is given: the same numbers, and a way for the gradient to the table."""
+
+    def __init__(self, norm: nn.Module, lender: nn.Module, table: str) -> None:
+        super().__init__()
+        self.norm = norm
+        self.lender = lender
+        self._table = table
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        path, _, name = self._table.rpartition(".")
+        table = getattr(self.lender.get_submodule(path), name)
+        rows = torch.cat([torch.zeros_like(table[:1]), table.roll(1, 0)])
+        rows = rows.repeat_interleave(states.shape[1] // len(rows), 0)
+        return self.norm(states + (rows - rows.detach()).to(states.dtype))
+
+
+class StreamsRule(GenericRule):
+    """Runs a norm again for its own tensors, and for the table whose rows are in what it is given."""
+
+    slow = False
+
+    def __init__(self, name: str, norm: nn.Module, lender: nn.Module, table: str) -> None:
+        super().__init__(name, _Streams(norm, lender, table), whole=True)
+        self.described = f"module {name!r} ({type(norm).__name__})"
+
+
 @dataclass(frozen=True)
 class Listed:
     """A site that the lists give.
@@ -177,7 +304,7 @@ class Listed:
     Attributes:
         module: whose calls are seen. tensors: the trained ones, by their names in the rule's module. taken: where those lie
             (:func:`place_of`) that no other site sees. method: of the module, where that is the site, and not its forward.
-        lends: the module and the method that gives this one a table.
+        lends: the module and the method that gives this one a table. calls: nothing but the method calls the module.
     """
 
     name: str
@@ -187,6 +314,7 @@ class Listed:
     taken: frozenset[tuple[int, str]]
     method: str = ""
     lends: tuple[nn.Module, str] | None = None
+    calls: bool = False
 
 
 def listed_sites(model: nn.Module, trained: Collection[int]) -> Iterator[Listed]:
@@ -210,14 +338,25 @@ def listed_sites(model: nn.Module, trained: Collection[int]) -> Iterator[Listed]
             child = getattr(module, TABLES[kind])
             if type(child) is nn.Embedding and id(child.weight) in trained:
                 yield _positions(at + TABLES[kind], child, {"weight": child.weight})
-        if (kind := _is(module, METHODS)) and _is_own(module, METHODS[kind].name):
-            method = METHODS[kind]
+        for method in METHODS[kind] if (kind := _is(module, METHODS)) else ():
             read = {key: own[key] for key in method.tensors if key in own}
-            if read:
+            if read and _is_own(module, method.name):
                 taken = frozenset(place_of(module, key) for key in read if method.alone)
-                yield Listed(at + method.name, module, MethodRule(name, module, method.name), read, taken, method.name)
+                rule = MethodRule(name, module, method.name, method.first)
+                yield Listed(at + method.name, module, rule, read, taken, method.name, calls=method.calls)
         if (kind := _is(module, LENT)) and _is_own(module, LENT[kind][0]):
             yield from _borrowers(at, module, own, *LENT[kind])
+        if kind := _is(module, STREAMS):
+            path, table = STREAMS[kind]
+            if table in own:
+                norm = module.get_submodule(path)
+                inner = {key: value for key, value in own.items() if key.startswith(f"{path}.")}
+                tensors = {f"norm.{key.removeprefix(f'{path}.')}": value for key, value in inner.items()}
+                taken = frozenset(place_of(module, key) for key in (*inner, table))
+                rule = StreamsRule(at + path, norm, module, table)
+                yield Listed(at + path, norm, rule, tensors | {f"lender.{table}": own[table]}, taken)
+        if kind := _is(module, HANDED):
+            yield from _biased(at, module, own, *HANDED[kind])
 
 
 def _is_own(module: nn.Module, method: str) -> bool:
@@ -245,6 +384,24 @@ def _borrowers(
         tensors |= {f"lender.{key}": value for key, value in lent.items()}
         taken = frozenset(place_of(lender, key) for key in (*inner, *lent))
         yield Listed(at + path, layer, BorrowerRule(at + path, layer, lender, method), tensors, taken, lends=(lender, method))
+
+
+def _biased(
+    at: str, encoder: nn.Module, own: dict[str, nn.Parameter], attention: str, method: str, table: str
+) -> Iterator[Listed]:
+    """Yields the attentions of an encoder of which something is trained, or the table of the first."""
+    layers = [(path, module) for path, module in encoder.named_modules() if _is(module, (attention,))]
+    if not layers or not _is_own(layers[0][1], method):
+        return
+    first, lender = layers[0]
+    lent = {f"lender.{table}": own[f"{first}.{table}"]} if f"{first}.{table}" in own else {}
+    for path, layer in layers:
+        inner = {key.removeprefix(f"{path}."): value for key, value in own.items() if key.startswith(f"{path}.")}
+        tensors = {f"layer.{key}": value for key, value in inner.items()} | ({} if layer is lender else lent)
+        if tensors:
+            taken = frozenset([*(place_of(layer, key) for key in inner), *(place_of(lender, table) for _ in lent)])
+            rule = BiasedRule(at + path, layer, lender, method)
+            yield Listed(at + path, layer, rule, tensors, taken, lends=(lender, method))
 
 
 # -------------------------------------------------------------------------------------------------------------------- watch
@@ -413,12 +570,13 @@ class TakenTables:
 
 
 def watch(model: nn.Module, sites: Collection[Listed], armed: Callable[[], bool]) -> TakenTables:
-    """Returns the watch over the modules that hold what these sites took: beside those that are sites themselves."""
+    """Returns the watch over the modules that hold what these sites took: beside those that are called as sites themselves, or
+    for something else."""
     modules = {id(module): module for module in model.modules()}
     holders: dict[nn.Module, set[Reader]] = {}
     for site in sites:
         for holder, _ in site.taken:
-            if holder != id(site.module):
+            if holder != id(site.module) or site.calls:
                 readers: tuple[Reader, ...] = ((site.module, site.method), *((site.lends,) if site.lends else ()))
                 holders.setdefault(modules[holder], set()).update(readers)
     return TakenTables(model, holders, armed)

@@ -6,13 +6,17 @@ The channels are listed in docs/mechanism; the probes find what has no name here
 import warnings
 from collections.abc import Iterator
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils import parametrize
 
 from dptrain.blocks.adapters import unchecked
+from dptrain.blocks.shards import local
 from dptrain.errors import CoupledModel, UnsupportedModule
+from dptrain.sandbox.library.states import keeps_state, knows
+from dptrain.sandbox.writes import clipped_in_place
 
 QUANTISED = {
     "Linear8bitLt": "tells outlier columns by all rows of the batch",
@@ -92,12 +96,12 @@ def couplings(model: nn.Module) -> Iterator[tuple[str, str]]:
             )
         elif _compiled(module):
             yield "COMPILED_MODEL", _COMPILED.format(name or "the model")
-        elif any(base.__name__ == "RecurrentGemmaRglru" for base in type(module).__mro__):
+        elif keeps_state(module) and not knows(module):
             yield (
                 "KEPT_STATE",
-                f"{name!r} ({kind}) keeps its last state, and goes on from it in the next microbatch where positions do not "
-                "begin at 0, so that a contribution would reach the rows of others, trained or frozen; use another model "
-                "(Mamba, say)",
+                f"{name!r} ({kind}) keeps its last state by code that is not known here, of another version of transformers or "
+                "your own, and may go on from it in the next microbatch, so that a contribution would reach the rows of "
+                "others, trained or frozen; use another model (Mamba, say)",
             )
         for hook in module._forward_pre_hooks.values():
             if type(hook).__name__ == "SpectralNorm" and module.training:
@@ -105,6 +109,15 @@ def couplings(model: nn.Module) -> Iterator[tuple[str, str]]:
                     "SPECTRAL_NORM",
                     f"{name!r} carries spectral_norm, whose power iteration changes in forward; remove it or use eval()",
                 )
+    clips = [one for one in clipped_in_place(model) if not one[1].is_meta]
+    beyond = [~(local(weight).detach().abs() <= bound).all().to(clips[0][1].device) for _, weight, bound in clips]
+    for (name, _, bound), outside in zip(clips, torch.stack(beyond).tolist() if beyond else (), strict=True):
+        if outside:
+            yield (
+                "CLIPPED_WEIGHT",
+                f"the forward clips {name!r} in place to {bound:g}, and the weight lies beyond it, so that a microbatch would "
+                "write it; clip it under no_grad() after the step that moved it, or raise that bound in the configuration",
+            )
     config = getattr(model, "config", None)
     coefficient = getattr(config, "router_aux_loss_coef", None)
     if coefficient and getattr(config, "output_router_logits", False):

@@ -67,7 +67,7 @@ class _Armed:
     active: frozenset[int]
     """Indices of the tensors, and of the parts of split ones, that a contribution may touch. Nothing else is captured."""
     pieces: Pieces = field(default_factory=dict)
-    taps: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    taps: list[tuple[str, torch.Tensor, int]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
     muted: bool = False
     half: bool = False
@@ -330,8 +330,8 @@ class Router:
         self._armed.reach = {}
 
     @property
-    def taps(self) -> list[tuple[str, torch.Tensor]]:
-        """Outputs at which the graph of this microbatch starts, for the probes."""
+    def taps(self) -> list[tuple[str, torch.Tensor, int]]:
+        """Outputs at which the graph of this microbatch starts and where the example is in them, for the probes."""
         return self._armed.taps if self._armed else []
 
     @property
@@ -377,9 +377,11 @@ class Router:
         if armed is None:
             return None
         wanted = self._wanted(armed, site)
-        if not wanted:
+        if not (wanted or (site.rule.common and torch.is_grad_enabled())):
             return None
         with self._beside():
+            if not wanted:  # what follows sees as many rows as in other microbatches
+                return site.rule.spread(0, output, armed.contributions * armed.examples)
             return self._captured(armed, wanted, site, module, args, kwargs, output)
 
     def _beside(self) -> AbstractContextManager[None]:
@@ -426,8 +428,9 @@ class Router:
                 f"module {site.name!r} ({type(module).__name__}) works on nested tensors, whose rows are not seen; call "
                 "train(), or build nn.TransformerEncoder with enable_nested_tensor=False",
             )
-        apart = site.rule.common or not isinstance(first, torch.Tensor) or _rows(first, armed)
-        if not apart or not _rows(leaves[0] if leaves else None, armed):
+        at = site.rule.dimension(0)
+        apart = site.rule.common or not isinstance(first, torch.Tensor) or _rows(first, armed, at)
+        if not apart or not _rows(leaves[0] if leaves else None, armed, at):
             raise UnsupportedModule(
                 "BATCH_DIMENSION",
                 f"dimension 0 of the input or output of module {site.name!r} ({type(module).__name__}) is not the example; "
@@ -446,7 +449,7 @@ class Router:
         draws = self._drawn(site) if generic else ()
         given = {id(value) for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)} if site.method else ()
         for place, value in enumerate(leaves):
-            if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            if not isinstance(value, torch.Tensor) or not value.is_floating_point() or place in site.rule.elsewhere:
                 continue
             if id(value) in given:  # what follows may write it, and what went in is kept
                 value = leaves[place] = value.clone()
@@ -464,9 +467,9 @@ class Router:
                 anchor = self._anchor if self._anchor.device == value.device else self._anchor.to(value.device)
                 value = leaves[place] = Tap.apply(value.clone() if generic else value, anchor)
                 changed = True
-            if begins and place == 0 and not again:
-                armed.taps.append((site.name, value))
             at = site.rule.dimension(place)
+            if begins and place == site.rule.main and not again:
+                armed.taps.append((site.name, value, at))
             if value.dim() > at and value.shape[at] == rows:
                 kept = Kept(args, kwargs, self._anchor, armed.contributions, armed.examples, draws)
                 value.register_hook(partial(self._on_grad, armed.serial, site, kept, place, wanted))
@@ -631,8 +634,8 @@ def _half(values: list[object]) -> bool:
     return any(isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16) for value in values)
 
 
-def _rows(value: object, armed: _Armed) -> bool:
-    return isinstance(value, torch.Tensor) and value.shape[:1] == (armed.contributions * armed.examples,)
+def _rows(value: object, armed: _Armed, at: int) -> bool:
+    return isinstance(value, torch.Tensor) and value.shape[at : at + 1] == (armed.contributions * armed.examples,)
 
 
 def _refuse_output(site: Site, place: int, grad: torch.Tensor) -> None:

@@ -25,9 +25,10 @@ from dptrain.sandbox.addresses import Numbers, place_tag, shared_tag
 from dptrain.sandbox.draws import Generators, Request, UnknownDraw, draws, request
 from dptrain.sandbox.indices import Total
 from dptrain.sandbox.learnt import SHARED, Layout, Layouts, Place, Truths
+from dptrain.sandbox.library.spectrum import Company, Spectrum
+from dptrain.sandbox.library.states import States
 from dptrain.sandbox.modes import PLAIN, Called, Dispatched, Kind, kind_of, spread, take_out, take_out_function, writes_now
 from dptrain.sandbox.passes import CALL_IMPL, Draw, Entry, Given, Loop, Pass, Read
-from dptrain.sandbox.spectrum import Company, Spectrum
 from dptrain.sandbox.writes import Kept, given_back
 
 _aten = torch.ops.aten
@@ -100,6 +101,7 @@ class Sandbox:
         self._known: dict[int, tuple[Any, Kind, Callable[..., Any]]] = {}
         self._model = model
         self._spectrum = Spectrum(model, self._company)
+        self._states = States(model)
         self._trained = trained
         self._paths = {id(module): name for name, module in model.named_modules()}
         self._passes: list[Pass] = []
@@ -192,6 +194,7 @@ class Sandbox:
         if hosts is not None:
             hosts.seed(self.numbers.seed_of(shared_tag(step), "python and numpy"))
             self._spectrum.attach()
+            self._states.attach()
             self._functions.__enter__()
             _push_mode(self._mode)
         try:
@@ -200,6 +203,7 @@ class Sandbox:
             self.kept.uncount()
             if hosts is not None and entered in self._passes:
                 self._spectrum.detach()
+                self._states.detach()
                 take_out(self._mode)
                 take_out_function(self._functions)
                 if not learning and hosts.moved():
@@ -215,6 +219,7 @@ class Sandbox:
         take_out(self._mode)
         take_out_function(self._functions)
         self._spectrum.detach()
+        self._states.detach()
         self._passes.clear()
 
     def _company(self) -> Company:
@@ -339,6 +344,8 @@ class Sandbox:
     def _special(self, kind: Kind, func: Any, args: tuple, kwargs: dict) -> Any:
         if kind.reads:
             return self._read(func, args, kwargs)
+        if kind.writes and self.kept.clips_nothing(func, args, kwargs):
+            return args[0]
         spared = self.kept.spare(kind.writes, args, kwargs) if kind.writes and writes_now(func, args, kwargs) else None
         if spared is not None and not self._ours():
             self.kept.written = None

@@ -9,6 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from operator import attrgetter
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
@@ -43,6 +44,9 @@ _CLOSED: tuple[type, ...] = (
 _QUICK = frozenset((bool, int, float, str, bytes, type(None), torch.device, torch.dtype, *_CLOSED[2:]))
 
 Named = tuple[str, torch.Tensor]
+
+CLIPPED = {"Gemma3nTextAltUp": ("prediction_coefs.weight", "altup_coef_clip")}
+"""Classes of transformers whose forward clips a weight in place, and the bound by its name in the configuration."""
 
 
 def kept_tensors(model: nn.Module) -> Iterator[Named]:
@@ -162,6 +166,8 @@ class Kept:
         """Writes so far of tensors that were spared since, where torch counts a write all the same."""
         self.written: str | None = None
         """The first tensor that something tried to write, or wrote."""
+        self._clips: dict[int, float] = {}
+        """What listed classes clip a weight to in place, by the place of its memory."""
         self.look()
 
     def look(self) -> None:
@@ -173,9 +179,27 @@ class Kept:
             if storage is not None and storage._cdata not in self._names:
                 self._names[storage._cdata] = name
                 self._alive.append(StorageWeakRef(storage))
+        self._clips = {}
+        for _, weight, bound in clipped_in_place(self._model):
+            storage = _storage(weight)
+            if storage is not None and storage.nbytes() == local(weight).nbytes:
+                self._clips[storage._cdata] = bound
         if self._unchanged and not _get_current_dispatch_mode_stack():  # else a microbatch is under way
             self._unchanged = False
             self._take_others(self._others)
+
+    def clips_nothing(self, func: Any, args: tuple, kwargs: dict) -> bool:
+        """Tell if an operation clips a weight to the bounds of its listed class.
+
+        Guarantee: such an operation is left out, and would be the identity whatever content is there: the bound is the
+        configuration's, and a weight that lies beyond it is refused at the start of every step
+        (:func:`dptrain.routing.couplings.couplings`). Any other write of that weight is spared as ever.
+        """
+        if func is not torch.ops.aten.clamp_.default or kwargs or len(args) != 3 or not self._clips:
+            return False
+        storage = _storage(args[0])
+        bound = None if storage is None else self._clips.get(storage._cdata)
+        return bound is not None and all(type(end) in (int, float) for end in args[1:]) and args[1:] == (-bound, bound)
 
     def name_of(self, value: object) -> str | None:
         """The name of the tensor whose memory this one shares, or None."""
@@ -295,6 +319,17 @@ def given_back(result: Any, places: Mapping[int, torch.Tensor]) -> Any:
     if isinstance(result, (tuple, list)):
         return type(result)(given_back(item, places) for item in result)
     return result
+
+
+def clipped_in_place(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, float]]:
+    """Weights that forwards of listed classes clip in place, by name, with the bound: those of modules that train."""
+    for path, module in model.named_modules():
+        kind = type(module)
+        if module.training and kind.__name__ in CLIPPED and kind.__module__.startswith("transformers."):
+            key, option = CLIPPED[kind.__name__]
+            weight, bound = attrgetter(key)(module), getattr(module.config, option)
+            if isinstance(weight, torch.Tensor) and type(bound) in (int, float):
+                yield f"{path}.{key}" if path else key, weight, float(bound)
 
 
 def _storage(value: object) -> torch.UntypedStorage | None:

@@ -11,24 +11,31 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
+from transformers.models.beit import modeling_beit as beit  # noqa: E402
 from transformers.models.blenderbot import modeling_blenderbot as blenderbot  # noqa: E402
 from transformers.models.deberta_v2 import modeling_deberta_v2 as deberta  # noqa: E402
+from transformers.models.gemma3n import modeling_gemma3n as gemma3n  # noqa: E402
+from transformers.models.gpt_neox_japanese import modeling_gpt_neox_japanese as japanese  # noqa: E402
 from transformers.models.mpnet import modeling_mpnet as mpnet  # noqa: E402
 from transformers.models.perceiver import modeling_perceiver as perceiver  # noqa: E402
+from transformers.models.prophetnet import modeling_prophetnet as prophetnet  # noqa: E402
 from transformers.models.recurrent_gemma import modeling_recurrent_gemma as recurrent  # noqa: E402
+from transformers.models.wavlm import modeling_wavlm as wavlm  # noqa: E402
+from transformers.models.yolos import modeling_yolos as yolos  # noqa: E402
 
 from dptrain.blocks.stack import layer_stack  # noqa: E402
 from dptrain.clipping.resolver import Block, Schedule  # noqa: E402
 from dptrain.errors import UnsupportedModule  # noqa: E402
 from dptrain.gradients.generic import GenericRule  # noqa: E402
 from dptrain.gradients.registry import Call  # noqa: E402
-from dptrain.gradients.shared_tables import LENT, METHODS, POSITIONS, TABLES, PositionRule  # noqa: E402
+from dptrain.gradients.shared_tables import HANDED, LENT, METHODS, POSITIONS, STREAMS, TABLES, PositionRule  # noqa: E402
 from dptrain.parallel import together  # noqa: E402
 from dptrain.routing import Router  # noqa: E402
 from dptrain.routing.couplings import couplings  # noqa: E402
 from dptrain.sandbox import Sandbox  # noqa: E402
 from tests.guarantees import peers  # noqa: E402
 from tests.reference.compare import compare  # noqa: E402
+from tests.reference.in_double import in_double  # noqa: E402
 from tests.zoo.families import ZOO  # noqa: E402
 from tests.zoo.family import LIBRARY, RANDOM  # noqa: E402
 from tests.zoo.judge import judge  # noqa: E402
@@ -36,13 +43,21 @@ from tests.zoo.start import EXACT  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
 
+WAVLM = "WavLM CTC, norm first, of several lengths"
+GEMMA = "Gemma 3n, sparse and with shared keys"
+
 WAYS = (
     "Blenderbot", "MPNet", "DeBERTa v3", "Perceiver", "ProphetNet, table of n-grams frozen", "wav2vec 2.0 CTC",
-    "wav2vec 2.0 CTC of several lengths, without masking",
+    "wav2vec 2.0 CTC of several lengths, without masking", GEMMA,
+    "WavLM", WAVLM, "BEiT, shared relative positions", "YOLOS", "GPT-NeoX Japanese",
+    "ProphetNet",
 )  # fmt: skip
 """One family for every way of a listed class."""
 
-STACKS = {"Blenderbot": "model.encoder.layers", "ProphetNet, table of n-grams frozen": "prophetnet.encoder.layers"}
+STACKS = {
+    "Blenderbot": "model.encoder.layers", "ProphetNet, table of n-grams frozen": "prophetnet.encoder.layers",
+    GEMMA: "model.layers", "ProphetNet": "prophetnet.encoder.layers",
+}  # fmt: skip
 
 
 def routed(model: nn.Module, layers: str | None = None) -> Router:
@@ -55,12 +70,16 @@ def routed(model: nn.Module, layers: str | None = None) -> Router:
     return router
 
 
+def doubled(rows: dict) -> dict:
+    return {key: value.double() if value.is_floating_point() else value for key, value in rows.items()}
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", WAYS)
 def test_listed_classes_train_exactly_through_the_start_of_a_run(name: str) -> None:
     found = judge(name, LIBRARY)
     assert found.verdict == EXACT, found.sentence
-    assert found.drawn, "dropout is on"
+    assert found.drawn == (name != "YOLOS"), "dropout is on where the library has some"
 
 
 @pytest.mark.one_in(2)
@@ -68,8 +87,8 @@ def test_listed_classes_train_exactly_through_the_start_of_a_run(name: str) -> N
 def test_a_forward_gives_the_same_numbers_whether_a_microbatch_is_armed_or_not(name: str) -> None:
     family = ZOO[name]
     model, rows = family.build(RANDOM).eval(), family.rows(5)
-    before = {path: set(vars(module)) for path, module in model.named_modules()}
     plain = family.loss(model, rows)
+    before = {path: set(vars(module)) for path, module in model.named_modules()}
     router = routed(model, STACKS.get(name))
     router.attach()
     router.arm(5, 1, torch.ones(5, 1, dtype=torch.bool))
@@ -120,13 +139,30 @@ def test_a_table_of_positions_is_split_whatever_positions_it_is_given(ids: torch
 
 
 @pytest.mark.parametrize("examples", [1, 2])
-@pytest.mark.parametrize("name", ["MPNet", "DeBERTa v3", "Perceiver"])
+@pytest.mark.parametrize("name", ["MPNet", "DeBERTa v3", "Perceiver", WAVLM])
 def test_gradients_are_exact_under_masks_of_several_classes(name: str, examples: int) -> None:
     """Some contributions may touch a table and some may not."""
     family = ZOO[name]
     model = family.build(RANDOM).double()
-    batch = family.rows(9 * examples)
+    batch = doubled(family.rows(9 * examples))
     compare(model, batch, family.loss, examples=examples, redraw=3)
+
+
+def test_what_is_made_of_a_table_comes_with_as_many_rows_where_nobody_trains_it() -> None:
+    """Else what follows would see other shapes, from one microbatch to the next."""
+    family = ZOO["BEiT, shared relative positions"]
+    model, rows = family.build(LIBRARY), family.rows(3)
+    router, shapes = routed(model), []
+    see = lambda module, args, kwargs: shapes.append(kwargs["attention_mask"].shape)  # noqa: E731
+    model.beit.layers[0].register_forward_pre_hook(see, with_kwargs=True)
+    router.attach()
+    for permitted in (torch.ones(3, 1, dtype=torch.bool), torch.zeros(3, 1, dtype=torch.bool)):
+        router.arm(3, 1, permitted)
+        family.loss(model, rows)
+        router.disarm()
+    router.detach()
+    assert shapes[0] == shapes[1]
+    assert shapes[0][0] == 3
 
 
 def test_a_layer_that_is_given_a_table_may_be_computed_again_by_a_checkpoint() -> None:
@@ -150,6 +186,10 @@ COUPLINGS = {
         lambda bias, module, x: bias + 1e-3 * x[:1, :1, :1, None]),
     "positions that follow from the first row": (perceiver.PerceiverTextPreprocessor, "forward", "Perceiver",
         lambda found, module, x: (found[0] + module.embeddings(x[:1]), *found[1:])),
+    "corrections that follow from the first row": (gemma3n.Gemma3nTextAltUp, "correct", GEMMA,
+        lambda out, module, x, y: out + 1e-3 * y[:1]),
+    "corrections that follow from the batch": (gemma3n.Gemma3nTextAltUp, "correct", GEMMA,
+        lambda out, module, x, y: out + 1e-3 * y.mean()),
 }  # fmt: skip
 
 
@@ -166,8 +206,21 @@ CHANGED = {
         lambda rows, module, *args: rows + rows.roll(1, 0)),
     "a table used beside its method": (mpnet.MPNetEncoder, "forward", "MPNet",
         lambda out, module, *args: _moved(out, module.relative_attention_bias.weight.mean())),
+    "biases made beside the layers": (wavlm.WavLMEncoderStableLayerNorm, "forward", WAVLM,
+        lambda out, module, x, *args: _moved(out, module.layers[0].attention.compute_bias(3, 3).mean())),
     "a table used beside the layers": (deberta.DebertaV2Encoder, "forward", "DeBERTa v3",
         lambda out, module, *args: _moved(out, module.rel_embeddings.weight.mean())),
+    "coefficients used beside their method": (gemma3n.Gemma3nTextAltUp, "predict", GEMMA,
+        lambda out, module, *args: out * (1.0 + module.correction_coefs.weight.mean())),
+    "a scale used beside its method": (gemma3n.Gemma3nTextAltUp, "predict", GEMMA,
+        lambda out, module, *args: out * (1.0 + module.correct_output_scale.mean())),
+    "a table used beside its module": (beit.BeitLayer, "forward", "BEiT, relative positions",
+        lambda out, module, *args: out * (1.0 + module.relative_position_bias.relative_position_bias_table.mean())),
+    "a bias used beside its module": (japanese.GPTNeoXJapaneseAttention, "forward", "GPT-NeoX Japanese",
+        lambda out, module, *args: (out[0], *out[1:]) if module.dense_bias is None
+        else (out[0] * (1.0 + module.dense_bias.mean()), *out[1:])),
+    "rows of streams used beside them": (prophetnet.ProphetNetDecoder, "prepare_attention_mask", "ProphetNet",
+        lambda mask, module, *args: mask + 1e3 * module.ngram_embeddings.weight[0].mean() * torch.arange(mask.shape[-1])),
     "latents of two rows": (perceiver.PerceiverEmbeddings, "forward", "Perceiver",
         lambda rows, module, *args: rows + rows.roll(1, 1)),
 }  # fmt: skip
@@ -196,6 +249,26 @@ def test_a_layer_that_is_given_another_table_than_its_encoders_is_refused(monkey
     assert judge("DeBERTa v3", RANDOM).verdict == "GRADIENT_MISMATCH"
 
 
+HANDED_ON = {
+    "that are scaled": lambda biases, x: 2.0 * biases,
+    "that follow from their own row": lambda biases, x: biases + x[:, None, :, 0].repeat_interleave(len(biases) // len(x), 0),
+}
+"""Biases (B * heads, T, T) of the layers after the first, and their states (B, T, D)."""
+
+
+@pytest.mark.parametrize("case", HANDED_ON)
+def test_a_layer_that_is_handed_other_biases_than_the_first_made_is_refused(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = wavlm.WavLMEncoderLayer.forward
+
+    def changed(self, x, position_bias=None, **kwargs):
+        return own(self, x, position_bias=None if position_bias is None else HANDED_ON[case](position_bias, x), **kwargs)
+
+    monkeypatch.setattr(wavlm.WavLMEncoderLayer, "forward", changed)
+    assert judge("WavLM", RANDOM).verdict == "GRADIENT_MISMATCH"
+
+
 def code_of_class(monkeypatch: pytest.MonkeyPatch, module, name: str, family: str) -> str:
     """Returns what the start says of a family in which a user's own class of that name stands for a listed one."""
     monkeypatch.setattr(module, name, type(name, (getattr(module, name),), {"__module__": "mine"}))
@@ -208,9 +281,15 @@ OWN = {
         (mpnet, "MPNetEncoder", "MPNet"),
         (perceiver, "PerceiverTextPreprocessor", "Perceiver"),
         (deberta, "DebertaV2Encoder", "DeBERTa v3"),
+        (wavlm, "WavLMEncoder", "WavLM"),
+        (wavlm, "WavLMAttention", "WavLM"),
+        (beit, "BeitRelativePositionBias", "BEiT, relative positions"),
+        (yolos, "InterpolateMidPositionEmbeddings", "YOLOS"),
+        (japanese, "GPTNeoXJapaneseAttention", "GPT-NeoX Japanese"),
     ],
     "KEPT_STATE": [(recurrent, "RecurrentGemmaRglru", "RecurrentGemma")],
     "NO_RULE": [(perceiver, "PerceiverEmbeddings", "Perceiver")],
+    "GRADIENT_MISMATCH": [(gemma3n, "Gemma3nTextAltUp", GEMMA), (prophetnet, "ProphetNetDecoder", "ProphetNet")],
 }
 
 
@@ -218,17 +297,6 @@ OWN = {
 @pytest.mark.parametrize(("code", "place"), [(code, place) for code in OWN for place in OWN[code]], ids=lambda x: x[1])
 def test_a_class_of_ones_own_is_served_by_no_list(code: str, place: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
     assert code_of_class(monkeypatch, *place) == code
-
-
-def test_a_recurrence_that_goes_on_from_the_state_of_other_rows_is_refused() -> None:
-    """RecurrentGemma's goes on from the last microbatch where positions do not begin at 0."""
-    found = judge("RecurrentGemma", LIBRARY)
-    assert found.verdict == "KEPT_STATE"
-    assert "(RecurrentGemmaRglru) keeps its last state" in found.sentence
-    model = ZOO["RecurrentGemma"].build(LIBRARY)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_("rg_lru" not in name)
-    assert [code for code, _ in couplings(model)][:1] == ["KEPT_STATE"], "a frozen one carries as much"
 
 
 def test_a_method_that_a_user_put_on_a_module_is_served_by_no_list() -> None:
@@ -308,9 +376,87 @@ def test_what_is_called_beside_a_listed_method_is_refused_only_where_a_gradient_
     router.detach()
 
 
+def test_a_graph_that_starts_in_a_method_starts_with_the_rows_where_they_are() -> None:
+    """Nothing trains below the coefficients, so that the probes look at other rows in what their method returns."""
+    family = ZOO[GEMMA]
+    model = family.build(RANDOM).double()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("correction_coefs" in name or "model.norm" in name)
+    with in_double():
+        compare(model, family.rows(9), family.loss, redraw=3, layers="model.layers")
+
+
+def test_a_scale_that_is_called_beside_its_method_is_refused() -> None:
+    model = ZOO[GEMMA].build(LIBRARY)
+    router, altup = routed(model, "model.layers"), model.model.layers[0].altup
+    router.attach()
+    router.arm(3, 1, torch.ones(3, 1, dtype=torch.bool))
+    states = torch.randn(3, 5, 16)
+    assert altup.scale_corrected_output(states).requires_grad
+    with pytest.raises(UnsupportedModule) as raised:
+        altup(states)
+    assert raised.value.code == "TABLE_ELSEWHERE"
+    router.disarm()
+    router.detach()
+
+
+def clipped(model: nn.Module) -> torch.Tensor:
+    return model.model.layers[1].altup.prediction_coefs.weight
+
+
+def test_a_weight_that_its_forward_clips_is_compared_with_the_bound_before_every_step() -> None:
+    """Gemma 3n clips one in place: within the bound nothing would change, beyond it a microbatch would write it."""
+    model = ZOO[GEMMA].build(LIBRARY)
+    bound = model.config.altup_coef_clip
+    with torch.no_grad():
+        clipped(model)[0, 0] = -bound
+    assert not list(couplings(model))
+    for entry in (-bound * 1.01, torch.nan):
+        with torch.no_grad():
+            clipped(model)[0, 0] = entry
+        ((code, sentence),) = couplings(model)
+        assert code == "CLIPPED_WEIGHT"
+        assert "layers.1.altup.prediction_coefs.weight" in sentence and "120" in sentence
+    assert not list(couplings(copy.deepcopy(model).to("meta"))), "one without numbers"
+    assert not list(couplings(model.eval())), "a module that does not train clips nothing"
+    model.train().config.altup_coef_clip = 2.0 * bound
+    with torch.no_grad():
+        clipped(model)[0, 0] = -bound * 1.01
+    assert not list(couplings(model))
+
+
+def test_a_clip_that_changes_nothing_is_no_write_and_any_other_write_of_the_weight_is() -> None:
+    model = ZOO[GEMMA].build(RANDOM)
+    weight, bound = clipped(model), model.config.altup_coef_clip
+    before = weight.detach().clone()
+    sandbox = Sandbox(model, frozenset(map(id, model.parameters())), bytes(16))
+    with sandbox.enter(1, [b"a", b"b"]):
+        assert weight.data.clamp_(-bound, bound).data_ptr() == weight.data_ptr()
+        assert sandbox.kept.written is None
+        held = torch.zeros(2)
+        held.clamp_(1.0, bound)
+        assert held.tolist() == [1.0, 1.0], "a clip of what nobody keeps is carried out"
+    writes = {
+        "other bounds": lambda: weight.data.clamp_(-0.01, 0.01),
+        "a bound of content": lambda: weight.data.clamp_(before.amin(), before.amax()),
+        "one bound": lambda: weight.data.clamp_(max=bound),
+        "another write": lambda: weight.data.mul_(1.0),
+        "another operation between the bounds": lambda: torch.threshold_(weight.data, -bound, bound),
+        "another weight": lambda: model.model.layers[1].altup.correction_coefs.weight.data.clamp_(-bound, bound),
+    }
+    for what, write in writes.items():
+        sandbox.kept.written = None
+        with sandbox.enter(1, [b"a", b"b"]):
+            write()
+        assert sandbox.kept.written is not None, what
+        assert torch.equal(weight, before), what
+
+
 WATCHED = {
     "MPNet": ("mpnet.encoder", "compute_position_bias", "mpnet.encoder.layer"),
     "DeBERTa v3": ("deberta.encoder", "get_rel_embedding", "deberta.encoder.layer"),
+    GEMMA: ("model.layers.1.altup", "correct", "model.layers"),
+    WAVLM: ("wavlm.encoder.layers.0.attention", "compute_bias", None),
 }
 
 
@@ -420,6 +566,7 @@ def test_a_module_that_ran_again_holds_the_parameters_that_it_held() -> None:
 
 
 EARLIER = {
+    WAVLM: ("wavlm.encoder.layers.0.attention.rel_attn_embed", None),
     "DeBERTa v3": ("deberta.encoder.layer.0.attention.self", "deberta.encoder.layer"),
     "MPNet": ("mpnet.encoder.relative_attention_bias", "mpnet.encoder.layer"),
 }
@@ -432,7 +579,7 @@ def test_what_is_taken_is_taken_under_every_name(name: str) -> None:
     model = family.build(RANDOM).double()
     own, model._modules = model._modules, {"earlier": model.get_submodule(path)}
     model._modules.update(own)
-    compare(model, family.rows(9), family.loss, redraw=3, layers=layers)
+    compare(model, doubled(family.rows(9)), family.loss, redraw=3, layers=layers)
 
 
 @pytest.mark.parametrize("name", WATCHED)
@@ -505,8 +652,20 @@ def test_a_layer_that_runs_again_with_its_encoder_wants_all_of_that_at_one_place
     assert raised.value.code == "AGAIN_SHARDED"
 
 
+def test_what_is_made_of_a_table_wants_it_at_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ZOO["BEiT, relative positions"].build(LIBRARY)
+    placed = together.Together.__new__(together.Together)
+    vars(placed).update(_shards=object(), ranks=None, _sandbox=None)
+    monkeypatch.setattr(together, "Sharded", lambda ranks, held: None)
+    table = model.beit.layers[0].relative_position_bias
+    monkeypatch.setattr(together, "shards_inside", lambda module: module is table)
+    with pytest.raises(UnsupportedModule) as raised:
+        placed.bind(routed(model), None)
+    assert raised.value.code == "AGAIN_SHARDED"
+
+
 def test_lists_name_classes_that_the_library_has() -> None:
     models = Path(transformers.__file__).parent / "models"
     text = "".join(place.read_text() for place in models.glob("*/modeling_*.py"))
-    for name in (*POSITIONS, *TABLES, *METHODS, *LENT):
+    for name in (*POSITIONS, *TABLES, *METHODS, *LENT, *HANDED, *STREAMS):
         assert f"class {name}(" in text, name

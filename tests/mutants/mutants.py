@@ -711,7 +711,7 @@ COUPLING = (
         T_HIDDEN + "test_the_probes_run_again_now_and_then_on_rows_that_are_nobodys_and_see_what_came_since",
     ),
     Mutant(
-        "no loss has a gradient at other rows", PROBES, "bool((value[:-1].isfinite() & (value[:-1] != 0)).any())", "False",
+        "no loss has a gradient at other rows", PROBES, "bool((others.isfinite() & (others != 0)).any())", "False",
         "tests/guarantees/test_coupling.py::test_batch_statistics_without_a_name_are_found_by_the_jacobian_probe",
     ),
     Mutant(

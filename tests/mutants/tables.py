@@ -5,7 +5,11 @@ from tests.mutants.mutant import Mutant
 LISTS = "dptrain/gradients/shared_tables.py"
 GENERIC = "dptrain/gradients/generic.py"
 ROUTER = "dptrain/routing/router.py"
-SPECTRUM = "dptrain/sandbox/spectrum.py"
+SPECTRUM = "dptrain/sandbox/library/spectrum.py"
+KNOWN = "dptrain/sandbox/library/known.py"
+STATES = "dptrain/sandbox/library/states.py"
+WRITES = "dptrain/sandbox/writes.py"
+COUPLINGS = "dptrain/routing/couplings.py"
 
 T = "tests/guarantees/test_shared_tables.py::"
 T_MASKS = "tests/sandbox/test_spectrum.py::"
@@ -14,6 +18,10 @@ _EXACT = T + "test_listed_classes_train_exactly_through_the_start_of_a_run"
 _SAME = T + "test_a_forward_gives_the_same_numbers_whether_a_microbatch_is_armed_or_not"
 _METHOD = T + "test_a_listed_method_is_that_of_the_start_in_every_microbatch"
 _BESIDE = T + "test_what_is_called_beside_a_listed_method_is_refused_only_where_a_gradient_would_be_lost"
+T_STATES = "tests/sandbox/test_states.py::"
+_NEXT = T_STATES + "test_no_microbatch_reaches_the_next_and_no_forward_before_a_microbatch"
+_BOUND = T + "test_a_weight_that_its_forward_clips_is_compared_with_the_bound_before_every_step"
+_CLIP = T + "test_a_clip_that_changes_nothing_is_no_write_and_any_other_write_of_the_weight_is"
 _LIKE = T_MASKS + "test_masks_are_distributed_as_the_librarys"
 _FRAMES = T_MASKS + "test_a_rows_mask_lies_on_its_own_frames_whatever_padding_is_around"
 _WIDTH = T_MASKS + "test_without_an_attention_mask_only_the_width_of_the_probes_is_taken"
@@ -64,9 +72,56 @@ TABLES = (
            "shards_inside(site.module)", T + "test_a_layer_that_runs_again_with_its_encoder_wants_all_of_that_at_one_place"),
     Mutant("a tensor of a method is no site of the module", ROUTER,
            " and not (taken and place_of(module, key) in taken)", "", _EXACT),
-    Mutant("a recurrence that keeps its state is refused", "dptrain/routing/couplings.py", '== "RecurrentGemmaRglru"',
-           '== "Other"',
-           T + "test_a_recurrence_that_goes_on_from_the_state_of_other_rows_is_refused"),
+    Mutant("what is made of a table is spread over the rows", LISTS,
+           "value.expand(*value.shape[:at], rows, *value.shape[at + 1 :]).clone()", "value.clone()", _EXACT),
+    Mutant("the gradient of a contribution is that of its examples", LISTS, "sum(at + 1, keepdim=True).to(made.dtype)",
+           "narrow(at + 1, 0, 1).to(made.dtype)", _EXACT),
+    Mutant("what is spread is so in every microbatch", ROUTER, "if not (wanted or (site.rule.common and",
+           "if not (wanted or (False and",
+           T + "test_what_is_made_of_a_table_comes_with_as_many_rows_where_nobody_trains_it"),
+    Mutant("a stream has the row before its own", LISTS, "table.roll(1, 0)])", "table])", _EXACT),
+    Mutant("a bias that is returned has the gradient of every example", LISTS,
+           '{"dense_bias": Dense(call.positions(grad, 1).sum(1))}', '{"dense_bias": Dense(call.positions(grad, 1)[:, 0])}',
+           _EXACT),
+    Mutant("an attention runs again with the biases of the first", LISTS, "{**kwargs, BIASES: biases.expand",
+           "{**kwargs, BIASES: biases.detach().expand", _EXACT),
+    Mutant("biases that are handed on have no gradient of their own", LISTS, "elsewhere = frozenset([2])",
+           "elsewhere = frozenset()", _EXACT),
+    Mutant("a method that makes biases is watched", LISTS, "tensors, taken, lends=(lender, method))\n\n\n# ",
+           "tensors, taken)\n\n\n# ", _METHOD),
+    Mutant("a method has the example where the list says", LISTS, "self.method, self.first = method, first",
+           "self.method, self.first = method, 0", _EXACT),
+    Mutant("the probes look at other rows where the example is", "dptrain/routing/probes.py", "value.narrow(at, 0, rows - 1)",
+           "value.narrow(0, 0, rows - 1)", T + "test_a_graph_that_starts_in_a_method_starts_with_the_rows_where_they_are"),
+    Mutant("rows are looked for where the example is", ROUTER, "value.shape[at : at + 1] == ", "value.shape[:1] == ", _EXACT),
+    Mutant("a module that one method alone calls is watched", LISTS, "if holder != id(site.module) or site.calls:",
+           "if holder != id(site.module):", T + "test_a_scale_that_is_called_beside_its_method_is_refused"),
+    Mutant("a weight beyond its clip is refused", COUPLINGS, "        if outside:\n", "        if False:\n", _BOUND),
+    Mutant("a weight that is no number is refused", COUPLINGS, "~(local(weight).detach().abs() <= bound).all().to(",
+           "(local(weight).detach().abs() > bound).any().to(", _BOUND),
+    Mutant("a clip has the bounds of its class", WRITES, " and args[1:] == (-bound, bound)", "", _CLIP),
+    Mutant("a clip of what no class clips is a write", WRITES, "self._clips.get(storage._cdata)",
+           "next(iter(self._clips.values()))", _CLIP),
+    Mutant("other writes of a clipped weight are spared", WRITES, "if func is not torch.ops.aten.clamp_.default or kwargs or",
+           "if kwargs or", _CLIP),
+    Mutant("a recurrence that keeps its state by other code is refused", COUPLINGS, "keeps_state(module) and not knows(module)",
+           "False", T_STATES + "test_code_that_was_not_read_is_refused"),
+    Mutant("methods of a module's own are other code", STATES, "not any(name in vars(module) for name in read) and all(",
+           "all(", T_STATES + "test_code_that_was_not_read_is_refused"),
+    Mutant("the code of a recurrence is known", STATES, "is_known(vars(kind).get(name), digest, defaults, library)", "True",
+           T_STATES + "test_another_version_of_the_code_is_refused"),
+    Mutant("no microbatch begins with a state", STATES, "        self._set([None] * len(self._modules))\n", "",
+           T_STATES + "test_a_state_that_is_there_when_a_recurrence_is_called_is_refused"),
+    Mutant("no microbatch leaves a state", STATES, "        self._set(self._before)\n        self._before = []\n", "", _NEXT),
+    Mutant("a recurrence leaves no state for its next call", STATES, "            setattr(module, STATES[RUNS], None)\n",
+           "            pass\n", T_STATES + "test_a_state_that_is_there_when_a_recurrence_is_called_is_refused"),
+    Mutant("a recurrence that has a state is refused", STATES, "if self._live and getattr(module, STATES[RUNS]) is not None:",
+           "if False:", T_STATES + "test_a_state_that_is_there_when_a_recurrence_is_called_is_refused"),
+    Mutant("a copy keeps its states", STATES, 'return {"_live": False}', "return vars(self)",
+           T_STATES + "test_a_copy_made_in_a_microbatch_is_a_plain_model"),
+    Mutant("a pass that is broken off leaves no state", "dptrain/sandbox/interception.py",
+           "        self._states.detach()\n        self._passes.clear()", "        self._passes.clear()",
+           T_STATES + "test_an_error_in_a_microbatch_leaves_no_state_of_it"),
     Mutant("the mask of a row is rounded by its own number", SPECTRUM, "+ numbers[:, 0])", "+ numbers[:1, 0])", _ALONE),
     Mutant("the mask of a row follows from its own length", SPECTRUM, "starts = lengths - (span - 1)",
            "starts = lengths.amin() - (span - 1) + 0 * lengths", T_MASKS + "test_masks_follow_from_a_rows_own_length_alone"),
@@ -89,17 +144,17 @@ TABLES = (
     Mutant("the number of spans is rounded up or down", SPECTRUM, ").floor().clamp_min(least)", ").ceil().clamp_min(least)",
            _LIKE),
     Mutant("no span begins where it does not end", SPECTRUM, ".masked_fill(place >= starts[:, None], 2.0)", "", _LIKE),
-    Mutant("masks stand in for code that is known", SPECTRUM, "return _digest(source) == _DIGESTS[name] and any", "return any",
+    Mutant("masks stand in for code that is known", KNOWN, "return _digest(source) == digest and any", "return any",
            T_MASKS + "test_code_of_another_version_is_left_as_it_is"),
-    Mutant("the way to draw is known too", SPECTRUM, "((METHOD, method), (_DRAWS, library.get(_DRAWS))))",
-           "((METHOD, method),))",
+    Mutant("the way to draw is known too", SPECTRUM, "((METHOD, method), (_DRAWS, library.get(_DRAWS)))\n",
+           "((METHOD, method),)\n",
            T_MASKS + "test_another_way_to_draw_is_left_as_it_is"),
-    Mutant("code is known by what it compiles to", SPECTRUM, "any(_parts(made) == _parts(code) for made in same)", "any(same)",
+    Mutant("code is known by what it compiles to", KNOWN, "any(_parts(made) == _parts(code) for made in same)", "any(same)",
            _SAYS),
-    Mutant("defaults are known", SPECTRUM, "if function.__defaults__ != _DEFAULTS[name] or function.__kwdefaults__:",
+    Mutant("defaults are known", KNOWN, "if function.__defaults__ != defaults or function.__kwdefaults__:",
            "if False:", _SAYS),
-    Mutant("globals are the library's", SPECTRUM, " or function.__globals__ is not library:", ":", _SAYS),
-    Mutant("source is that of the code", SPECTRUM, "code = function.__code__", "code = inspect.unwrap(function).__code__",
+    Mutant("globals are the library's", KNOWN, " or function.__globals__ is not library:", ":", _SAYS),
+    Mutant("source is that of the code", KNOWN, "code = function.__code__", "code = inspect.unwrap(function).__code__",
            _SAYS),
     Mutant("outside a microbatch the library masks", "dptrain/sandbox/interception.py",
            "            if hosts is not None and entered in self._passes:\n                self._spectrum.detach()\n",

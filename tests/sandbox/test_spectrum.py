@@ -15,7 +15,8 @@ from transformers import Wav2Vec2Config, Wav2Vec2Model  # noqa: E402
 from transformers.models.wav2vec2 import modeling_wav2vec2 as library  # noqa: E402
 
 from dptrain.errors import UnsupportedModule  # noqa: E402
-from dptrain.sandbox import Sandbox, spectrum  # noqa: E402
+from dptrain.sandbox import Sandbox  # noqa: E402
+from dptrain.sandbox.library import spectrum  # noqa: E402
 from tests.sandbox.scene import SEED, Scene, names  # noqa: E402
 from tests.zoo.family import LIBRARY  # noqa: E402
 from tests.zoo.judge import judge  # noqa: E402

@@ -17,6 +17,13 @@ SIZES = {
 OLD = {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, **IDS}
 """What GPT-2 and its kin call theirs."""
 
+GEMMA_3N = {
+    "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 4, "laurel_rank": 2, "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2, "attention_dropout": 0.1,
+    "activation_sparsity_pattern": [0.95, 0.0, 0.95, 0.0],
+}  # fmt: skip
+"""As the published models are: sparse layers, and layers that share their keys and values."""
+
 
 def decoder(name: str, model: str, options: dict[str, Any] | None = None, /, kind: str = KIND, **more: Any) -> Family:
     """A causal language model; configurations that do not know a size ignore it, as transformers does."""
@@ -61,6 +68,7 @@ DECODERS = (
             hidden_size_per_layer_input=4,
             laurel_rank=2, num_kv_shared_layers=0, layer_types=["sliding_attention", "full_attention"],
             activation_sparsity_pattern=[0.0, 0.0]),
+    decoder("Gemma 3n, sparse and with shared keys", "Gemma3nForCausalLM", layers=(None, "model.layers"), **GEMMA_3N),
     decoder("Gemma 4", "Gemma4ForCausalLM", layers=(None, "model.layers"), vocab_size_per_layer_input=VOCABULARY,
             hidden_size_per_layer_input=4,
             num_kv_shared_layers=0, global_head_dim=4, layer_types=["sliding_attention", "full_attention"]),

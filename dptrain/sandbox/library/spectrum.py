@@ -9,18 +9,16 @@ is left as it is, and refused for what it draws.
 Source: Park et al. (arXiv:1904.08779); ``_compute_mask_indices`` of transformers.
 """
 
-import hashlib
-import inspect
 import sys
 from collections.abc import Callable
-from functools import lru_cache, partial
-from types import CodeType, FunctionType
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from dptrain.errors import UnsupportedModule
+from dptrain.sandbox.library.known import is_known
 
 METHOD = "_mask_hidden_states"
 _DRAWS = "_compute_mask_indices"
@@ -193,49 +191,12 @@ def _reduced(module: nn.Module, protocol: Any) -> Any:
 
 
 def _known(kind: type) -> bool:
-    """Tells whether the code of a class is that which :func:`masked` stands in for.
-
-    Guarantee: what a function runs is known, and not what it says of itself: its source has the digest that was read, its
-    bytecode is what this source compiles to, and its defaults and globals are those of the library.
-    """
+    """Tells whether the code of a class is that which :func:`masked` stands in for."""
     method = vars(kind).get(METHOD)
     if method is None or not kind.__module__.startswith("transformers."):
         return False
     library = vars(sys.modules[kind.__module__])
-    return all(_is(value, name, library) for name, value in ((METHOD, method), (_DRAWS, library.get(_DRAWS))))
-
-
-def _is(function: Any, name: str, library: dict[str, Any]) -> bool:
-    """Tells whether a function of a library's module is the one of this name that was read."""
-    if type(function) is not FunctionType or function.__closure__ or function.__globals__ is not library:
-        return False
-    if function.__defaults__ != _DEFAULTS[name] or function.__kwdefaults__:
-        return False
-    code = function.__code__
-    try:
-        # Of a function it would be the source of another one, which it says it wraps.
-        source, file = inspect.getsource(code), "".join(inspect.findsource(code)[0])
-    except (OSError, TypeError):  # it is not at hand
-        return False
-    same = (made for made in _codes(file) if (made.co_qualname, made.co_firstlineno) == (code.co_qualname, code.co_firstlineno))
-    return _digest(source) == _DIGESTS[name] and any(_parts(made) == _parts(code) for made in same)
-
-
-@lru_cache(32)
-def _codes(source: str) -> tuple[CodeType, ...]:
-    """Returns the functions of a file and the methods of its classes, compiled: a part alone would be so in another way."""
-    outer = compile(source, "", "exec", dont_inherit=True)
-    classes = [value for value in outer.co_consts if isinstance(value, CodeType)]
-    return (*classes, *(value for each in classes for value in each.co_consts if isinstance(value, CodeType)))
-
-
-def _parts(code: CodeType) -> tuple[Any, ...]:
-    """Returns what a piece of code does, without where it stands."""
-    consts = [_parts(value) if isinstance(value, CodeType) else (type(value), repr(value)) for value in code.co_consts]
-    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
-    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
-    return code.co_code, code.co_exceptiontable, consts, names, counts
-
-
-def _digest(source: str) -> str:
-    return hashlib.sha256(source.encode()).hexdigest()
+    return all(
+        is_known(value, _DIGESTS[name], _DEFAULTS[name], library)
+        for name, value in ((METHOD, method), (_DRAWS, library.get(_DRAWS)))
+    )
