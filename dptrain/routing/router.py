@@ -21,39 +21,24 @@ from dptrain.clipping.exactness import Sums, sums_for
 from dptrain.clipping.fast import Bounds, Pieces, full_precision
 from dptrain.clipping.resolver import Schedule
 from dptrain.data.microbatch import Microbatch
-from dptrain.errors import CoupledModel, LossShape, UnsupportedModule
+from dptrain.errors import CoupledModel, LossShape
 from dptrain.geometry.charts import charted
-from dptrain.gradients.forms import Dense, Piece, narrow
+from dptrain.gradients.forms import Piece, narrow
 from dptrain.gradients.fused import Fused
 from dptrain.gradients.generic import GenericRule, place_of
 from dptrain.gradients.poison import check_poisoned
 from dptrain.gradients.registry import Call, Rule, described, rule_of, settled
 from dptrain.gradients.shared_tables import Listed, MethodCalls, listed_sites, watch
 from dptrain.gradients.whole_modules import SpreadPrompts, prompt_models
+from dptrain.routing import sites
 from dptrain.routing.capture import Kept, Tap, in_reentrant_checkpoint
+from dptrain.routing.sites import Site
 from dptrain.sandbox import Entry, Given, Sandbox
 from dptrain.sandbox.outside import without_gradient
 
 
 class FallbackNotice(UserWarning):
     """A module takes the generic, slower path; its gradient is exact."""
-
-
-@dataclass
-class Site:
-    """A module that owns scheduled tensors, and the rule that splits its gradient."""
-
-    name: str
-    module: nn.Module
-    rule: Rule
-    tensors: dict[str, int]
-    """Attribute name to index of the tensor in the schedule; of a tensor that is split, the index of its first part."""
-
-    shapes: dict[str, torch.Size]
-    """Of the whole tensors, by attribute name."""
-
-    method: str = ""
-    """The method of the module whose calls are seen; empty for its forward."""
 
 
 @dataclass
@@ -400,17 +385,13 @@ class Router:
         again = torch._C._current_graph_task_id() != -1  # a checkpoint computes this once more, inside a backward pass
         if not torch.is_grad_enabled():
             if not again and in_reentrant_checkpoint():
-                raise _reentrant(site)
+                raise sites.reentrant(site)
             return None
         if again and site.name not in armed.order:
-            raise _reentrant(site)
+            raise sites.reentrant(site)
         generic = site.rule.again
         if not isinstance(output, torch.Tensor) and not generic:
-            raise UnsupportedModule(
-                "OUTPUT_TYPE",
-                f"module {site.name!r} ({type(module).__name__}) returns {type(output).__name__}, expected one tensor; freeze "
-                f"its tensors {sorted(wanted)} or move them into a supported layer",
-            )
+            raise sites.output_type(site, output, wanted)
         if not args and not generic:
             args = tuple(value for value in kwargs.values() if isinstance(value, torch.Tensor))[:1]
         leaves, spec = tree_flatten(output) if generic else ([output], None)
@@ -423,25 +404,13 @@ class Router:
                 changed = True
         first = args[0] if args else None
         if any(isinstance(value, torch.Tensor) and value.is_nested for value in (first, *leaves)):
-            raise UnsupportedModule(
-                "NESTED_TENSOR",
-                f"module {site.name!r} ({type(module).__name__}) works on nested tensors, whose rows are not seen; call "
-                "train(), or build nn.TransformerEncoder with enable_nested_tensor=False",
-            )
+            raise sites.nested(site)
         at = site.rule.dimension(0)
         apart = site.rule.common or not isinstance(first, torch.Tensor) or _rows(first, armed, at)
         if not apart or not _rows(leaves[0] if leaves else None, armed, at):
-            raise UnsupportedModule(
-                "BATCH_DIMENSION",
-                f"dimension 0 of the input or output of module {site.name!r} ({type(module).__name__}) is not the example; "
-                f"expected one row per example of the microbatch. Freeze its tensors {sorted(wanted)}",
-            )
+            raise sites.batch_dimension(site, wanted)
         if self.verified is not None and site.name not in self.verified:
-            raise UnsupportedModule(
-                "UNVERIFIED_MODULE",
-                f"module {site.name!r} ({type(module).__name__}) runs now but did not run in the probes at start, so nothing "
-                f"shows that its gradient belongs to single contributions; freeze its tensors {sorted(wanted)}",
-            )
+            raise sites.unverified(site, wanted)
         if self.sandbox is not None and self.sandbox.learning:
             site.rule.learn(args, kwargs, rows)
         armed.half = armed.half or _half(leaves)
@@ -474,7 +443,7 @@ class Router:
                 kept = Kept(args, kwargs, self._anchor, armed.contributions, armed.examples, draws)
                 value.register_hook(partial(self._on_grad, armed.serial, site, kept, place, wanted))
             else:
-                value.register_hook(partial(_refuse_output, site, place))
+                value.register_hook(partial(sites.refuse_output, site, place))
         if not again:
             armed.order.append(site.name)
         if not changed:
@@ -503,7 +472,7 @@ class Router:
                 if armed.reach is not None:
                     again = self._again(site, call, grad)
                     for key, piece in found.items():
-                        index, size = site.tensors[key], _reach(site.rule, key, call.inputs, grad, piece, again.get(key))
+                        index, size = site.tensors[key], sites.reach(site.rule, key, call.inputs, grad, piece, again.get(key))
                         armed.reach[index] = armed.reach.get(index, 0.0) + size
         finally:
             self._armed = armed
@@ -511,7 +480,7 @@ class Router:
     @staticmethod
     def _again(site: Site, call: Call, grad: torch.Tensor) -> dict[str, Piece]:
         """Splits the gradient of a module that runs again under another weight, so that it rounds otherwise; in the probes."""
-        return settled(site.rule, call, grad * ODD, site.shapes) if isinstance(site.rule, GenericRule) else {}
+        return settled(site.rule, call, grad * sites.ODD, site.shapes) if isinstance(site.rule, GenericRule) else {}
 
     def inside(self) -> AbstractContextManager[None]:
         """Enters the room of a backward pass: what it recomputes is the program of the pass, whoever asked for it."""
@@ -594,63 +563,9 @@ class Router:
         self.disarm()
 
 
-def _reach(
-    rule: Rule, key: str, inputs: tuple, grad: torch.Tensor, piece: Piece, again: Piece | None = None
-) -> float:
-    """At least the norm of the sum of |summands| of the gradient of one tensor.
-
-    Of a weight of a linear map, lengths of output gradients times lengths of their inputs; else, times the longest input. Of a
-    module that runs again, the gradients that contributions have, and what cancels in them as far as it shows under another
-    weight: an input may be large that never meets the tensor, and rounding measured by it would hide what others add.
-    """
-    lengths = _lengths(grad)
-    if rule.product:
-        return float(lengths.sum() if key == "bias" else (lengths * _lengths(inputs[0])).sum())
-    longest = 1.0
-    for value in inputs:
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
-            longest = max(longest, float(_lengths(value).max()))
-    bound = float(lengths.sum()) * longest
-    if not (isinstance(piece, Dense) and isinstance(again, Dense)):
-        return bound
-    value = piece.g.double()
-    gap = float((again.g.double() / ODD - value).norm())
-    return min(bound, float(piece.norm_sq().double().sqrt().sum()) + CANCELLED * gap / torch.finfo(piece.g.dtype).eps)
-
-
-ODD = 0.7
-"""No power of two: a gradient times this rounds otherwise."""
-
-CANCELLED = 0.25
-"""Rounding that shows under one other weight, over the unit of the type, counts so many times as what cancels."""
-
-
-def _lengths(value: torch.Tensor) -> torch.Tensor:
-    """Norms over the last dimension."""
-    return torch.linalg.vector_norm(value.detach().double().reshape(-1, value.shape[-1] if value.dim() else 1), dim=-1)
-
-
 def _half(values: list[object]) -> bool:
     return any(isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16) for value in values)
 
 
 def _rows(value: object, armed: _Armed, at: int) -> bool:
     return isinstance(value, torch.Tensor) and value.shape[at : at + 1] == (armed.contributions * armed.examples,)
-
-
-def _refuse_output(site: Site, place: int, grad: torch.Tensor) -> None:
-    raise UnsupportedModule(
-        "BATCH_DIMENSION",
-        f"the loss uses output {place} of module {site.name!r} ({type(site.module).__name__}), in which the example has no "
-        "dimension of its own; leave this output out of the loss, or freeze the tensors of the module",
-    )
-
-
-def _reentrant(site: Site) -> UnsupportedModule:
-    return UnsupportedModule(
-        "REENTRANT_CHECKPOINT",
-        f"module {site.name!r} runs inside a gradient checkpoint with use_reentrant=True, which forms no graph on the way "
-        "forward and loses gradients where no input of it requires one; use use_reentrant=False "
-        "(gradient_checkpointing_enable({'use_reentrant': False})); layers that reverse themselves (Reformer) never do: use "
-        "another model",
-    )
