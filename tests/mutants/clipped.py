@@ -95,7 +95,8 @@ CLIPPED = (
         T_POISON + "test_what_rows_share_inside_a_module_that_runs_again_is_refused_however_small",
     ),
     Mutant(
-        "and rounding is measured by gradients", "dptrain/routing/sites.py", "return min(bound, float(piece", "return max(bound, float(piece",
+        "and rounding is measured by gradients", "dptrain/routing/sites.py", "return min(bound, float(piece",
+        "return max(bound, float(piece",
         T_POISON + "test_a_large_input_hides_no_gradient_that_follows_from_the_batch",
     ),
     Mutant(
