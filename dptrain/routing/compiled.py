@@ -152,14 +152,15 @@ class CompiledLoss:
         router = self._router
         if router.probing or not router.armed or not torch.is_grad_enabled() or not self._covers(model, rows):
             return self._loss(model, rows)
-        entry, padded = self._entry(model, rows)
+        state = state_of(self._model)
+        entry, padded = self._entry(model, rows, state)
         if entry.graph is not None and entry.due(sum(tensor.parameter._version for _, tensor in router.tensors)):
             self._compare(entry, model, padded, rows.contributions)
             native.give_back()
         if entry.graph is None:
             return self._loss(model, rows)
         try:
-            losses, pieces = self._run(entry.graph, padded)
+            losses, pieces = self._run(entry.graph, padded, state)
         except (torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:
@@ -170,11 +171,11 @@ class CompiledLoss:
         self._found = losses, losses._version, router._armed, cut(pieces, slice(rows.contributions))
         return losses
 
-    def _run(self, graph: StepGraph, rows: Microbatch) -> tuple[torch.Tensor, Pieces]:
-        """Losses and pieces of rows by a graph, under their own random numbers."""
+    def _run(self, graph: StepGraph, rows: Microbatch, state: dict[str, torch.Tensor]) -> tuple[torch.Tensor, Pieces]:
+        """Losses and pieces of rows by a graph, under their own random numbers. ``state``: the tensors of the model."""
         router = self._router
         with router.rearmed(rows, self._like()):
-            return graph(values_of(state_of(self._model), rows), router.sandbox)
+            return graph(values_of(state, rows), router.sandbox)
 
     def _compare(self, entry: _Entry, model: nn.Module, padded: Microbatch, contributions: int) -> None:
         """Holds a graph against the hook form, and gives it up where some rows always differ."""
@@ -185,7 +186,7 @@ class CompiledLoss:
                 rows = self._probe.filled(contributions, padded.examples, entry.ran, padded.length)
         assert entry.graph is not None
         native.give_back()
-        losses, pieces = self._run(entry.graph, rows)
+        losses, pieces = self._run(entry.graph, rows, state_of(self._model))
         native.give_back()
         agrees, others = self._agrees(model, rows, losses, pieces, contributions)
         if not agrees:
@@ -233,9 +234,9 @@ class CompiledLoss:
                 return self._tell(f"the collated {key!r} is a {type(value).__name__}, neither a tensor nor a plain value")
         return True
 
-    def _entry(self, model: nn.Module, rows: Microbatch) -> tuple[_Entry, Microbatch]:
+    def _entry(self, model: nn.Module, rows: Microbatch, state: dict[str, torch.Tensor]) -> tuple[_Entry, Microbatch]:
         padded = fill(rows, *self._size(rows))
-        key = self._key(model, padded)
+        key = self._key(model, padded, state)
         entry = self._entries.get(key)
         if entry is not None:
             return entry, padded
@@ -251,7 +252,7 @@ class CompiledLoss:
             with warnings.catch_warnings(), self._router.fused.left():
                 warnings.simplefilter("ignore")  # of torch's own, about its use of itself
                 made = make_graph(self._router, self._model, model, self._function, padded, self._like())
-            if self._key(model, padded) != key:
+            if self._key(model, padded, state_of(self._model)) != key:
                 raise NotTraceable("the forward changes Python state of a module or of the loss, which a graph would not see")
             entry.graph = made
         except NotTraceable as error:
@@ -268,12 +269,10 @@ class CompiledLoss:
                 return room, examples
         return rows.contributions, rows.examples
 
-    def _key(self, model: nn.Module, rows: Microbatch) -> tuple[Hashable, Hashable]:
+    def _key(self, model: nn.Module, rows: Microbatch, state: dict[str, torch.Tensor]) -> tuple[Hashable, Hashable]:
         """Everything that a graph takes for granted: sizes and settings, and Python state."""
-        device = rows.weight.device.type if not list(self._model.parameters()) else next(self._model.parameters()).device.type
-        kinds = tuple(
-            (name, value.shape, value.stride(), value.dtype, value.device) for name, value in state_of(self._model).items()
-        )
+        device = next(self._model.parameters(), rows.weight).device.type
+        kinds = tuple((name, value.shape, value.stride(), value.dtype, value.device) for name, value in state.items())
         inputs = tuple(
             (name, value.shape, value.stride(), value.dtype, value.device) if isinstance(value, torch.Tensor) else (name, value)
             for name, value in rows.inputs.items()
