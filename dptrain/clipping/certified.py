@@ -24,7 +24,7 @@ Proof:
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -207,12 +207,13 @@ class CertifiedSums(Sums):
         certified: list[tuple[dict[int, Single], dict[int, float]]] = []
         for row, bounds, profile in rows:
             permitted = set(profile)
-            found = {
-                index: gradient_of(pieces[index], row, tensor.shape, self._precision)
-                for index, (block, tensor) in enumerate(self._tensors)
-                if block in permitted and index in pieces
-            }
-            steps = self.certify(found, self.limits(bounds, profile))
+            found: dict[int, Single] = {}
+            sizes: dict[int, float] = {}
+            for index, (block, tensor) in enumerate(self._tensors):
+                if block in permitted and index in pieces:
+                    found[index] = gradient_of(pieces[index], row, tensor.shape, self._precision)
+                    sizes[index] = self._size(found[index])  # while it is in the cache
+            steps = self.certify(found, self.limits(bounds, profile), sizes)
             if steps is not None:
                 certified.append((found, steps))
         self._accumulate(certified)
@@ -249,14 +250,23 @@ class CertifiedSums(Sums):
         )
         return found
 
-    def certify(self, found: dict[int, Single], limits: Limits) -> dict[int, float] | None:
+    def _size(self, gradient: Single) -> float:
+        """Returns the squared norm of a gradient, or its L1 norm, as floats round it: factors go by it, no certificate does."""
+        return float(_norm_sq(gradient)) if self._power == 2 else _norm_1(gradient)
+
+    def certify(
+        self, found: dict[int, Single], limits: Limits, sizes: Mapping[int, float] | None = None
+    ) -> dict[int, float] | None:
         """Finds the integers of one contribution: its gradients, each times a factor, truncated towards zero.
+
+        Args:
+            sizes: of each gradient, its squared norm, or its L1 norm, where somebody has it.
 
         Returns:
             A factor per tensor, with which the integers passed their certificate. None for a contribution whose norm is not
             finite, or that does not pass after a few attempts: it counts as zero, silently. Gradients may have been changed.
         """
-        factors = self.coefficients(found, limits)
+        factors = self.coefficients(found, limits, sizes)
         if not factors or not all(math.isfinite(factor) for factor in factors.values()):
             return None
         blocks = {index: self._tensors[index][0] for index in found}
@@ -272,13 +282,15 @@ class CertifiedSums(Sums):
             steps = dict.fromkeys(found, less)
         return None
 
-    def coefficients(self, found: dict[int, Single], limits: Limits) -> dict[int, float]:
+    def coefficients(
+        self, found: dict[int, Single], limits: Limits, sizes: Mapping[int, float] | None = None
+    ) -> dict[int, float]:
         """Clip coefficient of one contribution per block: to the cap of the block, and the dual clip after it, one for all.
 
         Empty if its norm is not finite.
         """
         keep, power = 1.0 - self.float_margin, limits.power
-        square = {index: _norm_sq(gradient) if power == 2 else _norm_1(gradient) for index, gradient in found.items()}
+        square = sizes if sizes is not None else {index: self._size(gradient) for index, gradient in found.items()}
         blocks = {index: self._tensors[index][0] for index in found}
         within = dict.fromkeys(blocks.values(), 1.0)
         if limits.caps:

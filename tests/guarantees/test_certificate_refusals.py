@@ -45,7 +45,7 @@ def test_what_was_not_clipped_is_shrunk_or_counts_as_zero(
             value[3, 4] = 1.0
         size = float(value.norm(power))
         gradients[g] = value * (excess * clip / size)
-    monkeypatch.setattr(own, "coefficients", lambda found, limits: dict.fromkeys(found, 1.0))
+    monkeypatch.setattr(own, "coefficients", lambda found, limits, sizes: dict.fromkeys(found, 1.0))
     steps = own.certify(gradients, own.limits(signed(clip, sigma), (0, 1)))
     assert steps is not None
     truncate(gradients, steps)
