@@ -285,7 +285,26 @@ def norms_sq(merged: Sequence[list[Piece]]) -> list[torch.Tensor]:
     if together:
         squares = kernels.row_squares(list(together.values()))
         found = dict(zip(together, matmul.held_rows(squares, list(together.values())), strict=True))
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for place, pieces in enumerate(merged):
+        if len(pieces) == 1 and isinstance(pieces[0], Outer) and pieces[0].a_NTD.shape[1] > 1:
+            a = pieces[0].a_NTD
+            alike.setdefault((a.data_ptr(), a.shape, a.stride(), a.dtype, a.device), []).append(place)
+    for places in alike.values():
+        if len(places) > 1:  # queries, keys and values are made of the same
+            found.update(zip(places, _norms_beside([merged[place][0] for place in places]), strict=False))
     return [found[place] if place in found else norm_sq(pieces) for place, pieces in enumerate(merged)]
+
+
+def _norms_beside(pieces: Sequence[Piece]) -> list[torch.Tensor]:
+    """Takes the norms of outer products of the same a; none where no kernel serves all."""
+    outers = [piece for piece in pieces if isinstance(piece, Outer)]
+    a = outers[0].a_NTD
+    found = kernels.grams_beside(a, [piece.b_NTP for piece in outers])
+    if found is None:
+        return []
+    held = [matmul.held_grams(one, a, piece.b_NTP) for one, piece in zip(found, outers, strict=True)]
+    return [_not_negative(one.square) + _slack(piece, one) for one, piece in zip(held, outers, strict=True)]
 
 
 def add_all_weighted(parts: Sequence[tuple[list[Piece], torch.Tensor, torch.Tensor]]) -> None:

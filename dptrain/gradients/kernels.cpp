@@ -175,42 +175,42 @@ extern "C" void dptrain_outer(const float* a, long a_each, long a_row, long d, c
     }
 }
 
-// Strides count floats; the last dimension is contiguous. Of each of the n contributions, float64:
+// Strides count floats; the last dimension is contiguous. Of `many` b beside the same a, and of each of n contributions, float64:
 // square: the sum over t, s of (a_t . a_s)(b_t . b_s). reach: that of |a_t||b_t|. in_a, in_b: those of |a_t| and |b_t|.
-extern "C" void dptrain_gram(const float* a, long a_each, long a_row, long d, const float* b, long b_each, long b_row, long p,
-                             long n, long t, double* square, double* reach, double* in_a, double* in_b) {
+// What stands in `sums` for one b lies `apart` from what does for the next, and each of the four `across` from the one before.
+extern "C" void dptrain_gram(const float* a, long a_each, long a_row, long d, const float* const* b, const long* b_each,
+                             const long* b_row, const long* p, long many, long n, long t, double* sums, long apart, long across) {
     static thread_local Room room;
     for (long each = 0; each < n; ++each) {
-        const float *x = a + each * a_each, *y = b + each * b_each;
-        double all = 0.0, reached = 0.0, sum_a = 0.0, sum_b = 0.0;
+        const float* x = a + each * a_each;
+        for (long one = 0; one < many; ++one)
+            for (long k = 0; k < 4; ++k) sums[one * apart + k * across + each] = 0.0;
         for (long j0 = 0; j0 < t; j0 += SIDE)
             for (long i0 = 0; i0 <= j0; i0 += SIDE) {
                 long m = t - i0 < SIDE ? t - i0 : SIDE, columns = t - j0 < SIDE ? t - j0 : SIDE;
                 block(x, a_row, d, i0, m, j0, columns, room.a, room);
-                block(y, b_row, p, i0, m, j0, columns, room.b, room);
-                double part = 0.0;
-                for (long r = 0; r < m; ++r) {
-                    const float *of_a = room.a + r * SIDE, *of_b = room.b + r * SIDE;
-                    double lines[8] = {0.0}, line = 0.0;
-                    long c = i0 == j0 ? r + 1 : 0;
-                    for (; c + 8 <= columns; c += 8)
-                        for (int k = 0; k < 8; ++k) lines[k] += (double)(of_a[c + k] * of_b[c + k]);
-                    for (; c < columns; ++c) line += (double)(of_a[c] * of_b[c]);
-                    for (int k = 0; k < 8; ++k) line += lines[k];
-                    part += 2.0 * line;
-                    if (i0 != j0) continue;
-                    double length_a = std::sqrt((double)of_a[r]), length_b = std::sqrt((double)of_b[r]);
-                    part += (double)(of_a[r] * of_b[r]);
-                    reached += length_a * length_b;
-                    sum_a += length_a;
-                    sum_b += length_b;
+                for (long one = 0; one < many; ++one) {
+                    block(b[one] + each * b_each[one], b_row[one], p[one], i0, m, j0, columns, room.b, room);
+                    double part = 0.0, *found = sums + one * apart + each;
+                    for (long r = 0; r < m; ++r) {
+                        const float *of_a = room.a + r * SIDE, *of_b = room.b + r * SIDE;
+                        double lines[8] = {0.0}, line = 0.0;
+                        long c = i0 == j0 ? r + 1 : 0;
+                        for (; c + 8 <= columns; c += 8)
+                            for (int k = 0; k < 8; ++k) lines[k] += (double)(of_a[c + k] * of_b[c + k]);
+                        for (; c < columns; ++c) line += (double)(of_a[c] * of_b[c]);
+                        for (int k = 0; k < 8; ++k) line += lines[k];
+                        part += 2.0 * line;
+                        if (i0 != j0) continue;
+                        double length_a = std::sqrt((double)of_a[r]), length_b = std::sqrt((double)of_b[r]);
+                        part += (double)(of_a[r] * of_b[r]);
+                        found[across] += length_a * length_b;
+                        found[2 * across] += length_a;
+                        found[3 * across] += length_b;
+                    }
+                    found[0] += part;
                 }
-                all += part;
             }
-        square[each] = all;
-        reach[each] = reached;
-        in_a[each] = sum_a;
-        in_b[each] = sum_b;
     }
 }
 

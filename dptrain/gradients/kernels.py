@@ -90,17 +90,38 @@ def grams(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> Grams | None:
 
     A contribution's numbers are the same bits whoever else is in the microbatch, and on any number of threads.
     """
-    if not _serve(a_NTD, b_NTP):
+    found = grams_beside(a_NTD, [b_NTP])
+    return found if found is None else found[0]
+
+
+def grams_beside(a_NTD: torch.Tensor, b_NTP: Sequence[torch.Tensor]) -> list[Grams] | None:
+    """Returns :func:`grams` of each b, to the bit; the matrix of a is formed once for all of them."""
+    if not _serve(a_NTD, *b_NTP):
         return None
-    (n, t, d), p = a_NTD.shape, b_NTP.shape[2]
-    a, b = _lined(a_NTD), _lined(b_NTP)
-    square, reach, in_a, in_b = found = torch.empty(4, n, dtype=torch.float64)
+    n, t, d = a_NTD.shape
+    a, several = _lined(a_NTD), [_lined(b) for b in b_NTP]
+    sums = torch.empty(len(several), 4, n, dtype=torch.float64)
     run = library().dptrain_gram
-    _each(n, n * t * t * (d + p) // 2, lambda first, many: run(*_of(a, b, first, many), *_places(found, first)))
+    widths = [b.shape[2] for b in several]
+    _each(n, n * t * t * (d + sum(widths)) // 2, lambda first, many: run(*_beside(a, several, first, many, sums)))
     tiny = torch.finfo(torch.float32).tiny
-    of_a, of_b = (d * tiny) ** 0.5, (p * tiny) ** 0.5  # where the squares of small entries vanish
-    reach = _ROUNDED * (reach + of_a * in_b + of_b * in_a + t * of_a * of_b)
-    return Grams(square, reach, _ROUNDED * in_a + t * of_a, _ROUNDED * in_b + t * of_b)
+    found = []
+    for (square, reach, in_a, in_b), p in zip(sums, widths, strict=True):
+        of_a, of_b = (d * tiny) ** 0.5, (p * tiny) ** 0.5  # where the squares of small entries vanish
+        reach = _ROUNDED * (reach + of_a * in_b + of_b * in_a + t * of_a * of_b)
+        found.append(Grams(square, reach, _ROUNDED * in_a + t * of_a, _ROUNDED * in_b + t * of_b))
+    return found
+
+
+def _beside(a: torch.Tensor, several: Sequence[torch.Tensor], first: int, many: int, sums: torch.Tensor) -> tuple[Any, ...]:
+    """Lists what the kernel of norms is told of ``many`` contributions."""
+    numbers, count = ctypes.c_long * len(several), sums.shape[2]
+    return (
+        a.data_ptr() + 4 * first * a.stride(0), a.stride(0), a.stride(1), a.shape[2],
+        (ctypes.c_void_p * len(several))(*(b.data_ptr() + 4 * first * b.stride(0) for b in several)),
+        numbers(*(b.stride(0) for b in several)), numbers(*(b.stride(1) for b in several)),
+        numbers(*(b.shape[2] for b in several)), len(several), many, a.shape[1], sums.data_ptr() + 8 * first, 4 * count, count,
+    )  # fmt: skip
 
 
 def outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor | None:
@@ -253,10 +274,6 @@ def _of(a: torch.Tensor, b: torch.Tensor, first: int, many: int) -> tuple[int, .
     return *places[0], *places[1], many, a.shape[1]
 
 
-def _places(found: torch.Tensor, first: int) -> list[int]:
-    return [found.data_ptr() + 8 * (row * found.shape[1] + first) for row in range(len(found))]
-
-
 def _each(count: int, multiplications: int, work: Callable[[int, int], None]) -> None:
     """Shares contributions among as many threads as torch is told to use: ``work(first, how many)``."""
     pieces = min(count, torch.get_num_threads()) if multiplications >= LEAST else min(count, 1)
@@ -280,8 +297,9 @@ def _declared(found: Any) -> None:
     """Tells the types of what kernels take."""
     pointer, number = ctypes.c_void_p, ctypes.c_long
     factors = [pointer, number, number, number, pointer, number, number, number, number, number]
-    for run, written in ((found.dptrain_gram, 4), (found.dptrain_outer, 2)):
-        run.argtypes, run.restype = [*factors, *[pointer] * written], None
+    several = [pointer, *[number] * 3, *[pointer] * 4, *[number] * 3, pointer, number, number]
+    found.dptrain_outer.argtypes, found.dptrain_outer.restype = [*factors, pointer, pointer], None
+    found.dptrain_gram.argtypes, found.dptrain_gram.restype = several, None
     found.dptrain_turn.argtypes, found.dptrain_turn.restype = [pointer, number, number, number, pointer, pointer], None
     found.dptrain_squares.argtypes, found.dptrain_squares.restype = [pointer, number, ctypes.c_float], ctypes.c_double
     found.dptrain_add.argtypes, found.dptrain_add.restype = [pointer, number, pointer, pointer, number], None
@@ -301,17 +319,20 @@ def works(found: Any) -> bool:
         true_NPD = torch.einsum("ntp,ntd->npd", b.double(), a.double())
         reach = (a.double().norm(dim=2) * b.double().norm(dim=2)).sum(1)
         a[n - 1, t - 1, d - 1] = torch.nan
-        sums, out, panel = torch.zeros(4, n, dtype=torch.float64), torch.zeros(n, p, d), torch.zeros(_LANES * t)
-        found.dptrain_gram(*_of(a, b, 0, n), *_places(sums, 0))
+        out, panel = torch.zeros(n, p, d), torch.zeros(_LANES * t)
+        own, other = sums = torch.zeros(2, 4, n, dtype=torch.float64)
+        found.dptrain_gram(*_beside(a, [b, b], 0, n, sums))
         found.dptrain_outer(*_of(a, b, 0, n), out.data_ptr(), panel.data_ptr())
         gaps = (
-            (sums[0] - true_NPD.square().sum((1, 2))) / reach.square(),
-            (sums[1] - reach) / reach,
+            (own[0] - true_NPD.square().sum((1, 2))) / reach.square(),
+            (own[1] - reach) / reach,
             (out - true_NPD).abs().amax((1, 2)) / reach,
         )
         for gap in gaps:
             if not bool((gap[:-1].abs() <= 1e-5).all()) or bool(gap[-1].isfinite()):
                 return False
+        if not torch.equal(own[:, :-1], other[:, :-1]):
+            return False
     return all(
         _truncates(found, count) and _turns(found, count) and _adds_rows(found, count) for count in (1, 7, 16, 1023, 1024, 2087)
     )

@@ -184,16 +184,18 @@ def test_in_a_probe_norms_of_one_position_whose_squares_vanish_are_no_wrong_kern
 
 @pytest.mark.skipif(kernels.library() is None, reason="no C++ compiler here, so libraries compute")
 @pytest.mark.parametrize("factor", [1.001, 0.0, float("nan")])
-def test_the_probes_find_a_norm_that_is_wrong(factor: float, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("alone", [True, False])
+def test_the_probes_find_a_norm_that_is_wrong(factor: float, alone: bool, tmp_path, monkeypatch) -> None:
     """A norm that is too small would let a contribution in under a clip that it exceeds."""
-    grams = kernels.grams
+    grams = kernels.grams_beside
 
-    def spoiled(a: torch.Tensor, b: torch.Tensor) -> Any:
-        found = grams(a, b)
-        found.square[-1] *= factor
+    def spoiled(a: torch.Tensor, several: Any) -> Any:
+        found = grams(a, several)
+        if alone == (len(several) == 1):
+            found[-1].square[-1] *= factor
         return found
 
-    monkeypatch.setattr(kernels, "grams", spoiled)
+    monkeypatch.setattr(kernels, "grams_beside", spoiled)
     trainer = Trainer(make_world(tmp_path, steps=2))
     with pytest.raises(UnsupportedModule) as refused:
         trainer.run()

@@ -54,6 +54,11 @@ COMPUTED = (
         T_RUN + "test_the_probes_find_a_norm_or_a_sum_of_small_tensors_that_is_wrong",
     ),
     Mutant(
+        "norms beside one another are of what was made of the same", FORMS, "alike.setdefault((a.data_ptr(), a.shape",
+        "alike.setdefault((a.shape",
+        T_KERNELS + "test_queries_keys_and_values_share_what_they_were_made_of_and_others_do_not",
+    ),
+    Mutant(
         "rows of a matrix that lies in several pieces are left to torch", KERNELS,
         "return matrix.is_contiguous() and _serve(matrix)", "return _serve(matrix)",
         T_KERNELS + "test_norms_and_sums_of_many_tensors_are_those_of_each",

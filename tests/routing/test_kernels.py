@@ -258,8 +258,14 @@ class Wrong:
 
 def shift(args: tuple, found: None) -> None:
     """Makes the first norm larger by a thousandth."""
-    square = (kernels.ctypes.c_double * 1).from_address(args[10])
+    square = (kernels.ctypes.c_double * 1).from_address(args[11])
     square[0] *= 1.001
+
+
+def mix(args: tuple, found: None) -> None:
+    """Gives the second of several the norms of the first, a little longer."""
+    own, other = ((kernels.ctypes.c_double * 1).from_address(args[11] + 8 * at) for at in (0, args[12]))
+    other[0] = own[0] * (1.0 + 2.0**-30)
 
 
 def flip(args: tuple, found: None) -> None:
@@ -316,7 +322,8 @@ def add_late(args: tuple, found: None) -> None:
 
 
 WRONG = [
-    ("dptrain_gram", shift), ("dptrain_outer", flip), ("dptrain_squares", lower), ("dptrain_squares", vanish),
+    ("dptrain_gram", shift), ("dptrain_gram", mix), ("dptrain_outer", flip), ("dptrain_squares", lower),
+    ("dptrain_squares", vanish),
     ("dptrain_add", round_up), ("dptrain_turn", round_last), ("dptrain_rows_squares", lengthen),
     ("dptrain_rows_squares", hide), ("dptrain_rows_add", add_once_more), ("dptrain_add_turned", add_late),
 ]  # fmt: skip
@@ -455,3 +462,45 @@ def test_a_sum_that_lies_turned_is_added_to_the_bit(threads: int) -> None:
         assert bool((wide == 1.0).all())
     finally:
         torch.set_num_threads(before)
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 2])
+def test_norms_beside_one_another_are_those_of_each_to_the_bit(threads: int) -> None:
+    generator = torch.Generator().manual_seed(6)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for n, t in ((4, 5), (16, 128), (3, 130), (2, 300), (0, 7)):
+            a = torch.randn(n, t, 70, generator=generator)
+            several = [torch.randn(n, t, width, generator=generator) for width in (70, 20, 300)]
+            several[1] = several[1].transpose(0, 1).contiguous().transpose(0, 1)
+            found = kernels.grams_beside(a, several)
+            for one, b in zip(found, several, strict=True):
+                alone = kernels.grams(a, b)
+                for name in ("square", "reach", "in_a", "in_b"):
+                    assert torch.equal(getattr(one, name), getattr(alone, name))
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_compiler
+def test_queries_keys_and_values_share_what_they_were_made_of_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    own = kernels.grams_beside
+
+    def counted(a: torch.Tensor, several: Any) -> Any:
+        asked.append(len(several))
+        return own(a, several)
+
+    monkeypatch.setattr(kernels, "grams_beside", counted)
+    generator = torch.Generator().manual_seed(7)
+    a, other = (torch.randn(3, 9, 12, generator=generator) for _ in range(2))
+    b = [torch.randn(3, 9, 12, generator=generator) for _ in range(5)]
+    twin = torch.complex(torch.zeros_like(a), a).conj().imag  # minus a, in memory of its own
+    merged: list[Any] = [[Outer(a, b[0])], [Outer(other, b[1])], [Outer(a.view(3, 9, 12), b[2])], [Outer(twin, b[3])],
+                         [Outer(a[:, :5], b[4][:, :5])]]  # fmt: skip
+    found = norms_sq(merged)
+    assert sorted(asked) == [1, 1, 1, 2]
+    for square, pieces in zip(found, merged, strict=True):
+        assert torch.equal(square, norm_sq(pieces))
