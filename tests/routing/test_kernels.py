@@ -1,6 +1,7 @@
 """Kernels of our own beside float64: norms and narrow gradients, alone with their contribution, or those of libraries."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,14 @@ SHAPES = [
     (3, 128, 96, 160), (2, 130, 160, 96), (5, 2, 1024, 1024), (2, 64, 16, 768), (1, 300, 64, 64), (2, 7, 3, 5),
     (2, 33, 16, 1500), (0, 8, 16, 512), (2, 257, 700, 20), (1, 1, 1, 1), (4, 9, 8, 31),
 ]  # fmt: skip
+
+
+@pytest.fixture
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
 
 
 def factors(shape: tuple[int, int, int, int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -74,25 +83,20 @@ def test_factors_may_be_views_of_anything() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("threads", [1, 2, 3], indirect=True)
 def test_a_contribution_has_the_same_bits_in_any_company_and_on_any_threads(threads: int) -> None:
     """What else is in the microbatch is NaN, infinite, or not there."""
     a, b, _ = factors((5, 140, 300, 48))
     alone = [(kernels.grams(a[i : i + 1], b[i : i + 1]), kernels.outer(a[i : i + 1], b[i : i + 1])) for i in range(5)]
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        for hostile in (torch.nan, torch.inf, 1e30):
-            x, y = a.clone(), b.clone()
-            x[2], y[2, 3] = hostile, -hostile
-            found, narrow = kernels.grams(x, y), kernels.outer(x, y)
-            for i in (0, 1, 3, 4):
-                for name in ("square", "reach", "in_a", "in_b"):
-                    assert torch.equal(getattr(found, name)[i], getattr(alone[i][0], name)[0])
-                assert torch.equal(narrow[i], alone[i][1][0])
-            assert hostile == 1e30 or not bool(found.square[2].isfinite())
-    finally:
-        torch.set_num_threads(before)
+    for hostile in (torch.nan, torch.inf, 1e30):
+        x, y = a.clone(), b.clone()
+        x[2], y[2, 3] = hostile, -hostile
+        found, narrow = kernels.grams(x, y), kernels.outer(x, y)
+        for i in (0, 1, 3, 4):
+            for name in ("square", "reach", "in_a", "in_b"):
+                assert torch.equal(getattr(found, name)[i], getattr(alone[i][0], name)[0])
+            assert torch.equal(narrow[i], alone[i][1][0])
+        assert hostile == 1e30 or not bool(found.square[2].isfinite())
 
 
 @needs_compiler
@@ -369,46 +373,36 @@ def test_what_the_kernel_of_integers_does_not_serve_is_left_as_it_was() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
 def test_a_factor_is_scaled_and_turned_to_the_bit(threads: int) -> None:
     generator = torch.Generator().manual_seed(2)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        for rows, width in ((1, 1), (15, 17), (16, 16), (100, 33), (2048, 384), (4096, 70), (0, 5), (5, 0)):
-            x, weights = torch.randn(rows, width + 3, generator=generator), torch.rand(rows, generator=generator)
-            for part in (x[:, 1 : width + 1], x[:, :width].t().contiguous().t()):
-                found = kernels.turned(part, weights)
-                assert found.is_contiguous() and torch.equal(found, (part * weights[:, None]).t())
-        x[2, 1], weights = torch.nan, torch.zeros(5)
-        assert kernels.turned(x.double(), weights) is None
-    finally:
-        torch.set_num_threads(before)
+    for rows, width in ((1, 1), (15, 17), (16, 16), (100, 33), (2048, 384), (4096, 70), (0, 5), (5, 0)):
+        x, weights = torch.randn(rows, width + 3, generator=generator), torch.rand(rows, generator=generator)
+        for part in (x[:, 1 : width + 1], x[:, :width].t().contiguous().t()):
+            found = kernels.turned(part, weights)
+            assert found.is_contiguous() and torch.equal(found, (part * weights[:, None]).t())
+    x[2, 1], weights = torch.nan, torch.zeros(5)
+    assert kernels.turned(x.double(), weights) is None
 
 
 @needs_compiler
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
 def test_rows_have_the_norms_and_weighted_sums_of_float64_whatever_their_company(threads: int) -> None:
     generator = torch.Generator().manual_seed(3)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        for rows in (1, 5, 16):
-            matrices = [torch.randn(rows, width, generator=generator) * 1e3 for width in (1, 15, 16, 64, 65, 3072, 40000)]
-            matrices[3][0] = 1e-44
-            matrices[4][rows - 1] = 1e30  # whose square is no float32
-            weights = torch.rand(len(matrices), rows, generator=generator, dtype=torch.float64)
-            totals = [torch.randn(x.shape[1], generator=generator, dtype=torch.float64) for x in matrices]
-            wanted = [total + weight @ x.double() for total, weight, x in zip(totals, weights, matrices, strict=True)]
-            squares = kernels.row_squares(matrices)
-            kernels.add_rows(totals, matrices, weights)
-            for square, x, total, true in zip(squares, matrices, totals, wanted, strict=True):
-                torch.testing.assert_close(square, x.double().square().sum(1), rtol=1e-13, atol=0.0)
-                torch.testing.assert_close(total, true, rtol=1e-12, atol=1e-9)
-                alone = torch.cat([kernels.row_squares([row[None].clone()])[0] for row in x])
-                assert torch.equal(square, alone), "a norm depends on who else is there"
-    finally:
-        torch.set_num_threads(before)
+    for rows in (1, 5, 16):
+        matrices = [torch.randn(rows, width, generator=generator) * 1e3 for width in (1, 15, 16, 64, 65, 3072, 40000)]
+        matrices[3][0] = 1e-44
+        matrices[4][rows - 1] = 1e30  # whose square is no float32
+        weights = torch.rand(len(matrices), rows, generator=generator, dtype=torch.float64)
+        totals = [torch.randn(x.shape[1], generator=generator, dtype=torch.float64) for x in matrices]
+        wanted = [total + weight @ x.double() for total, weight, x in zip(totals, weights, matrices, strict=True)]
+        squares = kernels.row_squares(matrices)
+        kernels.add_rows(totals, matrices, weights)
+        for square, x, total, true in zip(squares, matrices, totals, wanted, strict=True):
+            torch.testing.assert_close(square, x.double().square().sum(1), rtol=1e-13, atol=0.0)
+            torch.testing.assert_close(total, true, rtol=1e-12, atol=1e-9)
+            alone = torch.cat([kernels.row_squares([row[None].clone()])[0] for row in x])
+            assert torch.equal(square, alone), "a norm depends on who else is there"
 
 
 @needs_compiler
@@ -440,48 +434,38 @@ def test_norms_and_sums_of_many_tensors_are_those_of_each(monkeypatch: pytest.Mo
 
 
 @needs_compiler
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
 def test_a_sum_that_lies_turned_is_added_to_the_bit(threads: int) -> None:
     generator = torch.Generator().manual_seed(5)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        for rows, width in ((1, 1), (15, 17), (16, 16), (100, 33), (700, 1000), (1, 40), (40, 1), (0, 5)):
-            total = torch.randn(rows, width, generator=generator, dtype=torch.float64)
-            for part in (torch.randn(width, rows, generator=generator).t(), torch.randn(rows, width, generator=generator)):
-                true, version = total + part, total._version
-                kernels.add_to(total, part)
-                assert torch.equal(total, true) and total._version > version
-        kept = torch.zeros(3, 8, dtype=torch.float64)
-        for part in (torch.ones(8, 6).t()[::2], torch.ones(8, 3, dtype=torch.float64).t(), torch.ones(8).expand(3, 8)):
-            kernels.add_to(kept, part)
-            assert bool((kept == 1.0).all())
-            kept.zero_()
-        wide = torch.zeros(3, 16, dtype=torch.float64)[:, ::2]
-        kernels.add_to(wide, torch.ones(8, 3).t())
-        assert bool((wide == 1.0).all())
-    finally:
-        torch.set_num_threads(before)
+    for rows, width in ((1, 1), (15, 17), (16, 16), (100, 33), (700, 1000), (1, 40), (40, 1), (0, 5)):
+        total = torch.randn(rows, width, generator=generator, dtype=torch.float64)
+        for part in (torch.randn(width, rows, generator=generator).t(), torch.randn(rows, width, generator=generator)):
+            true, version = total + part, total._version
+            kernels.add_to(total, part)
+            assert torch.equal(total, true) and total._version > version
+    kept = torch.zeros(3, 8, dtype=torch.float64)
+    for part in (torch.ones(8, 6).t()[::2], torch.ones(8, 3, dtype=torch.float64).t(), torch.ones(8).expand(3, 8)):
+        kernels.add_to(kept, part)
+        assert bool((kept == 1.0).all())
+        kept.zero_()
+    wide = torch.zeros(3, 16, dtype=torch.float64)[:, ::2]
+    kernels.add_to(wide, torch.ones(8, 3).t())
+    assert bool((wide == 1.0).all())
 
 
 @needs_compiler
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
 def test_norms_beside_one_another_are_those_of_each_to_the_bit(threads: int) -> None:
     generator = torch.Generator().manual_seed(6)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        for n, t in ((4, 5), (16, 128), (3, 130), (2, 300), (0, 7)):
-            a = torch.randn(n, t, 70, generator=generator)
-            several = [torch.randn(n, t, width, generator=generator) for width in (70, 20, 300)]
-            several[1] = several[1].transpose(0, 1).contiguous().transpose(0, 1)
-            found = kernels.grams_beside(a, several)
-            for one, b in zip(found, several, strict=True):
-                alone = kernels.grams(a, b)
-                for name in ("square", "reach", "in_a", "in_b"):
-                    assert torch.equal(getattr(one, name), getattr(alone, name))
-    finally:
-        torch.set_num_threads(before)
+    for n, t in ((4, 5), (16, 128), (3, 130), (2, 300), (0, 7)):
+        a = torch.randn(n, t, 70, generator=generator)
+        several = [torch.randn(n, t, width, generator=generator) for width in (70, 20, 300)]
+        several[1] = several[1].transpose(0, 1).contiguous().transpose(0, 1)
+        found = kernels.grams_beside(a, several)
+        for one, b in zip(found, several, strict=True):
+            alone = kernels.grams(a, b)
+            for name in ("square", "reach", "in_a", "in_b"):
+                assert torch.equal(getattr(one, name), getattr(alone, name))
 
 
 @needs_compiler
