@@ -16,7 +16,7 @@ from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.overrides import _pop_mode as _pop_function_mode
 from torch.overrides import _push_mode as _push_function_mode
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _push_mode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from dptrain.errors import NotPrivateUse, UnsupportedModule
@@ -27,7 +27,19 @@ from dptrain.sandbox.indices import Total
 from dptrain.sandbox.learnt import SHARED, Layout, Layouts, Place, Truths
 from dptrain.sandbox.library.spectrum import Company, Spectrum
 from dptrain.sandbox.library.states import States
-from dptrain.sandbox.modes import PLAIN, Called, Dispatched, Kind, kind_of, spread, take_out, take_out_function, writes_now
+from dptrain.sandbox.modes import (
+    PLAIN,
+    Aside,
+    Called,
+    Dispatched,
+    Kind,
+    functions_on_top,
+    kind_of,
+    spread,
+    take_out,
+    take_out_function,
+    writes_now,
+)
 from dptrain.sandbox.passes import CALL_IMPL, Draw, Entry, Given, Loop, Pass, Read
 from dptrain.sandbox.writes import Kept, given_back
 
@@ -238,7 +250,7 @@ class Sandbox:
 
     def aside(self) -> AbstractContextManager[None]:
         """Lets operations of our own pass by: those of hooks, rules and checks, which are nobody's program."""
-        return _Aside(self)
+        return Aside(self, self._mode, self._functions)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -262,7 +274,7 @@ class Sandbox:
     def outside(self) -> Iterator[None]:
         """Runs a block, of a compiler say, as if no pass were entered."""
         with self.aside():
-            if not self._functions_on_top():
+            if not functions_on_top(self._functions):
                 yield
                 return
             _pop_function_mode()
@@ -282,14 +294,6 @@ class Sandbox:
             yield
         finally:
             self.idle -= more
-
-    def _functions_on_top(self) -> bool:
-        stack = _get_current_function_mode_stack()
-        return bool(stack) and stack[-1] is self._functions
-
-    def _on_top(self) -> bool:
-        stack = _get_current_dispatch_mode_stack()
-        return bool(stack) and stack[-1] is self._mode
 
     @property
     def marking(self) -> bool:
@@ -590,37 +594,6 @@ class Sandbox:
         if self._passes and self.current.bad is not None and self.current.bad.shape == out.shape:
             out = out | self.current.bad
         return weight.masked_fill(out, torch.nan)
-
-
-class _Aside(AbstractContextManager[None]):
-    """Takes the modes out where they lie on top, rather than that they be asked about every operation and every attribute.
-
-    It is entered for every call of a trained module: a class costs a third of what a generator does.
-    """
-
-    __slots__ = ("_functions", "_mode", "_sandbox")
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
-        self._mode = self._functions = False
-
-    def __enter__(self) -> None:
-        sandbox = self._sandbox
-        sandbox.idle += 1
-        if sandbox._passes and sandbox._on_top():
-            _pop_mode()
-            self._mode = True
-            if sandbox._functions_on_top():
-                _pop_function_mode()
-                self._functions = True
-
-    def __exit__(self, *error: object) -> None:
-        sandbox = self._sandbox
-        if self._functions:
-            _push_function_mode(sandbox._functions)
-        if self._mode:
-            _push_mode(sandbox._mode)
-        sandbox.idle -= 1
 
 
 def _module(path: str) -> str:
