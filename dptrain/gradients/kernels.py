@@ -218,7 +218,7 @@ def row_squares(matrices: Sequence[torch.Tensor]) -> torch.Tensor:
 
     Every product is exact and added up in float64, in an order that a row's width alone decides.
     """
-    rows = matrices[0].shape[0]
+    rows = _rows_of(matrices)
     out = torch.empty(len(matrices), rows, dtype=torch.float64)
     run = library().dptrain_rows_squares
 
@@ -236,13 +236,21 @@ def add_rows(totals: Sequence[torch.Tensor], matrices: Sequence[torch.Tensor], w
         totals: float64, contiguous, no two of the same memory. matrices: of N rows each, those that :func:`takes_rows`.
         weights: float64 (len(matrices), N), contiguous.
     """
-    run, rows = library().dptrain_rows_add, weights.shape[1]
+    rows = _rows_of(matrices)
+    if weights.shape != (len(matrices), rows) or [x.numel() for x in totals] != [x.shape[1] for x in matrices]:
+        raise ValueError(f"totals or weights {tuple(weights.shape)} that do not fit {len(matrices)} matrices of {rows} rows")
+    run = library().dptrain_rows_add
 
     def some(first: int, many: int) -> None:
         places = (ctypes.c_void_p * many)(*(total.data_ptr() for total in totals[first : first + many]))
         run(places, *_list(matrices[first : first + many]), many, rows, weights.data_ptr() + 8 * first * rows)
 
     _each(len(matrices), sum(x.numel() for x in matrices), some)
+
+
+def _rows_of(matrices: Sequence[torch.Tensor]) -> int:
+    (rows,) = {x.shape[0] for x in matrices}
+    return rows
 
 
 def takes_rows(matrix: torch.Tensor) -> bool:

@@ -488,3 +488,14 @@ def test_queries_keys_and_values_share_what_they_were_made_of_and_others_do_not(
     assert sorted(asked) == [1, 1, 1, 2]
     for square, pieces in zip(found, merged, strict=True):
         assert torch.equal(square, norm_sq(pieces))
+
+
+@needs_compiler
+def test_rows_totals_and_weights_that_do_not_fit_reach_no_kernel() -> None:
+    x, total = torch.ones(3, 4), torch.zeros(4, dtype=torch.float64)
+    with pytest.raises(ValueError):
+        kernels.row_squares([x, torch.ones(2, 4)])
+    for totals, weights in (([total], torch.ones(1, 2)), ([total[:3]], torch.ones(1, 3)), ([total], torch.ones(2, 3))):
+        with pytest.raises(ValueError):
+            kernels.add_rows(totals, [x], weights.double())
+    assert not bool(total.any())
