@@ -305,6 +305,7 @@ class PreparedRun(Parts[Planned]):
         elif self.probe.due(number, self.policy.epoch_steps):
             self.gradients.clear()  # what the last step released would lie beside what the probes hold
             yield from self.probe.again()
+            self.probe.began(number)
 
     def begin(self) -> None:
         """Makes the ledger of a new run, or starts another attempt of one that goes on; the first step does it.

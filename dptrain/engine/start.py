@@ -234,13 +234,10 @@ class Start:
 
     def due(self, step: int, epoch_steps: int) -> bool:
         """Tells whether the probes run again before this step; public numbers decide."""
-        if step - self._last < max(AGAIN, epoch_steps):
-            return False
-        self._last = step
-        return True
+        return step - self._last >= max(AGAIN, epoch_steps)
 
     def began(self, step: int) -> None:
-        """Notes the step before which the probes of the start ran."""
+        """Notes the step before which the probes have run."""
         self._last = step
 
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:

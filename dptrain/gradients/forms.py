@@ -312,7 +312,8 @@ def add_all_weighted(parts: Sequence[tuple[list[Piece], torch.Tensor, torch.Tens
     together = []
     for pieces, weight_N, total in parts:
         flat = _rows(pieces)
-        if flat is not None and total.is_contiguous() and total.dtype == weight_N.dtype == torch.float64:
+        plain = total.is_contiguous() and total.dtype == weight_N.dtype == torch.float64 and total.device.type == "cpu"
+        if flat is not None and plain and flat.shape == (len(weight_N), total.numel()):
             together.append((total.view(-1), flat, weight_N))
         else:
             add_weighted(pieces, weight_N, total)

@@ -174,8 +174,9 @@ def turned(x_KW: torch.Tensor, weight_K: torch.Tensor) -> torch.Tensor | None:
 
 def add_to(total: torch.Tensor, part: torch.Tensor) -> None:
     """Does ``total.add_(part)``, to the bit: of a part that lies turned, three times as fast as torch."""
-    turned = part.dim() == 2 and not part.is_contiguous() and part.t().is_contiguous()
-    if not (turned and total.is_contiguous() and total.dtype == torch.float64 and total.shape == part.shape and _serve(part)):
+    alike = total.shape == part.shape and total.device == part.device
+    turned = alike and part.dim() == 2 and not part.is_contiguous() and part.t().is_contiguous()
+    if not (turned and total.is_contiguous() and total.dtype == torch.float64 and _serve(part)):
         total.add_(part)
         return
     rows, width = total.shape

@@ -304,7 +304,8 @@ class Listed:
     Attributes:
         module: whose calls are seen. tensors: the trained ones, by their names in the rule's module. taken: where those lie
             (:func:`place_of`) that no other site sees. method: of the module, where that is the site, and not its forward.
-        lends: the module and the method that gives this one a table. calls: nothing but the method calls the module.
+        lends: the module and the method that gives this one a table. calls: nothing but the method calls the module. within:
+            nothing but these sites calls the method that lends.
     """
 
     name: str
@@ -315,6 +316,7 @@ class Listed:
     method: str = ""
     lends: tuple[nn.Module, str] | None = None
     calls: bool = False
+    within: bool = False
 
 
 def listed_sites(model: nn.Module, trained: Collection[int]) -> Iterator[Listed]:
@@ -401,7 +403,7 @@ def _biased(
         if tensors:
             taken = frozenset([*(place_of(layer, key) for key in inner), *(place_of(lender, table) for _ in lent)])
             rule = BiasedRule(at + path, layer, lender, method)
-            yield Listed(at + path, layer, rule, tensors, taken, lends=(lender, method))
+            yield Listed(at + path, layer, rule, tensors, taken, lends=(lender, method), within=True)
 
 
 # -------------------------------------------------------------------------------------------------------------------- watch
@@ -577,6 +579,7 @@ def watch(model: nn.Module, sites: Collection[Listed], armed: Callable[[], bool]
     for site in sites:
         for holder, _ in site.taken:
             if holder != id(site.module) or site.calls:
-                readers: tuple[Reader, ...] = ((site.module, site.method), *((site.lends,) if site.lends else ()))
+                lends = () if site.within or site.lends is None else (site.lends,)
+                readers: tuple[Reader, ...] = ((site.module, site.method), *lends)
                 holders.setdefault(modules[holder], set()).update(readers)
     return TakenTables(model, holders, armed)

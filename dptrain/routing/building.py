@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import sys
 import tempfile
 import threading
@@ -201,7 +202,7 @@ _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 def kept_in(folder: Callable[[], str]) -> Iterator[None]:
     """Has inductor, inside, build and keep what it makes in a folder, but where the user chose another by the environment."""
     before = os.environ.get(_CACHE)
-    if before in (None, default_cache_dir()):  # torch itself writes its default there
+    if before is None or before == default_cache_dir() or _is_default(Path(before)):
         os.environ[_CACHE] = folder()
     try:
         yield
@@ -212,10 +213,29 @@ def kept_in(folder: Callable[[], str]) -> Iterator[None]:
             os.environ[_CACHE] = before
 
 
+def _is_default(place: Path) -> bool:
+    """Tells whether torch wrote its default there itself, maybe for another user or TMPDIR: where all may make directories."""
+    try:
+        return place.name.startswith("torchinductor_") and bool(place.parent.stat().st_mode & 0o002)
+    except OSError:
+        return False
+
+
 @cache
 def own_place() -> Path:
-    """Returns a directory that is the user's alone, or one for the life of this process."""
+    """Returns a directory that nobody else may enter, or one for the life of this process: inductor makes others in it as the
+    umask says, and loads from them."""
     place = native.folder()
+    if place is not None:
+        place = place / "compiled"
+        with suppress(OSError):
+            place.mkdir(mode=0o700, exist_ok=True)
+        try:
+            found = place.lstat()
+            alone = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+        except OSError:
+            alone = False
+        place = place if alone else None
     if place is None:
         place = Path(tempfile.mkdtemp(prefix="dptrain-", dir=native.temporary()))
         atexit.register(shutil.rmtree, place, ignore_errors=True)

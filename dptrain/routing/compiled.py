@@ -146,7 +146,8 @@ class CompiledLoss:
         """Losses of ``rows``, shape (B,); inside a microbatch they carry no graph and go to ``backward`` as they are.
 
         Raises:
-            CompileRefused: code COMPILED_MISMATCH, the compiled form does not give what the hook form gives.
+            CompileRefused: code COMPILED_MISMATCH, the compiled form does not give what the hook form gives; COMPILED_STATE,
+                at exactness certified Python state changed between microbatches.
         """
         self._found = None
         router = self._router
@@ -241,7 +242,15 @@ class CompiledLoss:
         if entry is not None:
             return entry, padded
         entry = _Entry(None)
-        if sum(known[0] == key[0] for known in self._entries) >= STATES:  # and is not kept: a key holds what it speaks of
+        others = sum(known[0] == key[0] for known in self._entries)
+        if others and self._whole is not None:
+            raise CompileRefused(
+                "COMPILED_STATE",
+                "Python state that the loss or the model can see changed between two microbatches of one form (a counter, "
+                "say), and at exactness certified the form that computes a contribution may not follow from which came "
+                "before; keep that state as it is from the first step on, or train without compile",
+            )
+        if others >= STATES:  # and is not kept: a key holds what it speaks of
             self._tell("Python state that the loss or the model can see changes from call to call (a counter, say)")
             return entry, padded
         if len(self._entries) >= GRAPHS and self._whole is None:  # where rounding must not depend on what came before

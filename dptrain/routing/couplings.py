@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 from dptrain.blocks.adapters import unchecked
 from dptrain.blocks.shards import local
 from dptrain.errors import CoupledModel, UnsupportedModule
-from dptrain.sandbox.library.states import keeps_state, knows
+from dptrain.sandbox.library.states import held_states, keeps_state, knows
 from dptrain.sandbox.writes import clipped_in_place
 
 QUANTISED = {
@@ -57,6 +57,7 @@ def _compiled(module: nn.Module) -> bool:
 
 def couplings(model: nn.Module) -> Iterator[tuple[str, str]]:
     """(code, sentence) of every coupling channel that can be seen without running the model."""
+    held = held_states(model)
     for name, module in model.named_modules():
         kind = type(module).__name__
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
@@ -96,12 +97,12 @@ def couplings(model: nn.Module) -> Iterator[tuple[str, str]]:
             )
         elif _compiled(module):
             yield "COMPILED_MODEL", _COMPILED.format(name or "the model")
-        elif keeps_state(module) and not knows(module):
+        elif keeps_state(module) and not (knows(module) and id(module) in held):
             yield (
                 "KEPT_STATE",
-                f"{name!r} ({kind}) keeps its last state by code that is not known here, of another version of transformers or "
-                "your own, and may go on from it in the next microbatch, so that a contribution would reach the rows of "
-                "others, trained or frozen; use another model (Mamba, say)",
+                f"{name!r} ({kind}) keeps its last state in or under code that is not known here, of another version of "
+                "transformers or your own, and may go on from it in the next microbatch, so that a contribution would reach "
+                "the rows of others, trained or frozen; use another model (Mamba, say)",
             )
         for hook in module._forward_pre_hooks.values():
             if type(hook).__name__ == "SpectralNorm" and module.training:
@@ -116,7 +117,7 @@ def couplings(model: nn.Module) -> Iterator[tuple[str, str]]:
             yield (
                 "CLIPPED_WEIGHT",
                 f"the forward clips {name!r} in place to {bound:g}, and the weight lies beyond it, so that a microbatch would "
-                "write it; clip it under no_grad() after the step that moved it, or raise that bound in the configuration",
+                "write it; raise that bound in the configuration, or freeze the weight before prepare()",
             )
     config = getattr(model, "config", None)
     coefficient = getattr(config, "router_aux_loss_coef", None)

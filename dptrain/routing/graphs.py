@@ -151,7 +151,7 @@ def make_graph(router: Router, model: nn.Module, outer: nn.Module, loss: Loss, r
         raise NotTraceable("the forward draws random numbers that have no address")
     if values[0].device.type == "cpu":
         use_onednn(graph)
-    outside = nullcontext() if sandbox is None else sandbox.outside()
+    outside = nullcontext() if sandbox is None else sandbox.aside()
     try:
         # The compiler is no part of the user's program.
         with outside, torch.autocast(values[0].device.type, enabled=False), building.best_alone(), _kept(), building.together():

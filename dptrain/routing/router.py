@@ -364,19 +364,22 @@ class Router:
         wanted = self._wanted(armed, site)
         if not (wanted or (site.rule.common and torch.is_grad_enabled())):
             return None
-        with self._beside():
+        with self._beside(args, kwargs, output):
             if not wanted:  # what follows sees as many rows as in other microbatches
                 return site.rule.spread(0, output, armed.contributions * armed.examples)
             return self._captured(armed, wanted, site, module, args, kwargs, output)
 
-    def _beside(self) -> AbstractContextManager[None]:
+    def _beside(self, args: tuple, kwargs: dict, output: object) -> AbstractContextManager[None]:
         """Enters the room of our own operations, unless somebody is to see what they do.
 
-        That is who follows content from tensor to tensor in the probes, and hooks of the program on what autograd saves.
+        That is who follows content from tensor to tensor in the probes, and code of the program that they run: hooks on what
+        autograd saves, and classes of tensors.
         """
         sandbox = self.sandbox
-        watched = sandbox is not None and (sandbox.marking or torch._C._autograd._top_saved_tensors_default_hooks(True))
-        return nullcontext() if sandbox is None or watched else sandbox.aside()
+        if sandbox is None or sandbox.marking or torch._C._autograd._top_saved_tensors_default_hooks(True):
+            return nullcontext()
+        plain = type(output) in _ORDINARY and all(type(value) in _SIMPLE for value in (*args, *kwargs.values()))
+        return sandbox.aside() if plain else nullcontext()
 
     def _captured(
         self, armed: _Armed, wanted: frozenset[str], site: Site, module: nn.Module, args: tuple, kwargs: dict, output: object
@@ -561,6 +564,10 @@ class Router:
         """Masks, clips and adds what the backward pass found to the sums of the step, and ends the microbatch."""
         self.sums.add(self.pieces, bounds)
         self.disarm()
+
+
+_ORDINARY = (torch.Tensor, nn.Parameter)
+_SIMPLE = (*_ORDINARY, type(None), bool, int, float, str)
 
 
 def _half(values: list[object]) -> bool:

@@ -29,15 +29,14 @@ from dptrain.sandbox.library.spectrum import Company, Spectrum
 from dptrain.sandbox.library.states import States
 from dptrain.sandbox.modes import (
     PLAIN,
-    Aside,
     Called,
     Dispatched,
     Kind,
-    functions_on_top,
     kind_of,
     spread,
     take_out,
     take_out_function,
+    without,
     writes_now,
 )
 from dptrain.sandbox.passes import CALL_IMPL, Draw, Entry, Given, Loop, Pass, Read
@@ -118,8 +117,6 @@ class Sandbox:
         self._paths = {id(module): name for name, module in model.named_modules()}
         self._passes: list[Pass] = []
         self._number = 0
-        self.idle = 0
-        """Counts the blocks around that let operations by; none is looked at then."""
         self._mode = Dispatched(self)
         self._functions = Called(self)
         self.total = Total(self._found, self._marked)
@@ -207,6 +204,8 @@ class Sandbox:
             hosts.seed(self.numbers.seed_of(shared_tag(step), "python and numpy"))
             self._spectrum.attach()
             self._states.attach()
+            take_out(self._mode)  # what an interrupt may have left
+            take_out_function(self._functions)
             self._functions.__enter__()
             _push_mode(self._mode)
         try:
@@ -250,50 +249,29 @@ class Sandbox:
 
     def aside(self) -> AbstractContextManager[None]:
         """Lets operations of our own pass by: those of hooks, rules and checks, which are nobody's program."""
-        return Aside(self, self._mode, self._functions)
+        now = self._passes[-1:]
+        return without(self._mode, self._functions, lambda: bool(now) and self._passes[-1:] == now)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
         """Within :meth:`aside`, takes operations in again: those of a backward pass, which may run a forward once more."""
-        with self._idling(-self.idle):
-            if not self._passes or any(mode is self._mode for mode in _get_current_dispatch_mode_stack()):
-                yield
-                return
-            _push_mode(self._mode)
-            functions = not any(mode is self._functions for mode in _get_current_function_mode_stack())
+        if not self._passes or any(mode is self._mode for mode in _get_current_dispatch_mode_stack()):
+            yield
+            return
+        _push_mode(self._mode)
+        functions = not any(mode is self._functions for mode in _get_current_function_mode_stack())
+        if functions:
+            _push_function_mode(self._functions)
+        try:
+            yield
+        finally:
             if functions:
-                _push_function_mode(self._functions)
-            try:
-                yield
-            finally:
-                if functions:
-                    _pop_function_mode()
-                take_out(self._mode)
-
-    @contextmanager
-    def outside(self) -> Iterator[None]:
-        """Runs a block, of a compiler say, as if no pass were entered."""
-        with self.aside():
-            if not functions_on_top(self._functions):
-                yield
-                return
-            _pop_function_mode()
-            try:
-                yield
-            finally:
-                _push_function_mode(self._functions)
+                _pop_function_mode()
+            take_out(self._mode)
 
     def numbers_of(self, place: Place, asked: Request) -> torch.Tensor:
         """The numbers of a draw of the pass that is entered, for a graph that asks for them."""
         return self._entry(place, asked).values()
-
-    @contextmanager
-    def _idling(self, more: int) -> Iterator[None]:
-        self.idle += more
-        try:
-            yield
-        finally:
-            self.idle -= more
 
     @property
     def marking(self) -> bool:
@@ -321,7 +299,7 @@ class Sandbox:
 
     def dispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Runs one operation under the rules."""
-        if self.idle or not self._passes:
+        if not self._passes:
             return func(*args, **kwargs)
         _, kind, plain = self._known.get(id(func)) or self._meet(func)
         if kind is _ASKED:

@@ -1,7 +1,7 @@
 """Sort operations of torch by what they may do in a private microbatch, and take modes of others out of its way."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, SupportsIndex
 
@@ -91,15 +91,9 @@ class Watcher(Protocol):
     """Is asked by the modes: the sandbox.
 
     Attributes:
-        active: whether a pass is entered. idle: other than 0 where operations are let by. total: what becomes of indices.
-        kept: what may not be written.
+        total: what becomes of indices. kept: what may not be written.
     """
 
-    @property
-    def active(self) -> bool:
-        """Tell if a pass is entered."""
-
-    idle: int
     total: Total
     kept: Kept
 
@@ -134,10 +128,7 @@ class Called(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         handler = _FUNCTIONS.get(func)
-        if handler is None or self._watcher.idle:
-            result = func(*args, **(kwargs or {}))
-        else:
-            result = handler(self._watcher, func, args, kwargs or {})
+        result = func(*args, **(kwargs or {})) if handler is None else handler(self._watcher, func, args, kwargs or {})
         if self._watcher.kept.counters:
             self._watcher.kept.uncount()
         return result
@@ -172,45 +163,49 @@ _FUNCTIONS: dict[Any, Callable[[Watcher, Any, tuple, dict], Any]] = {
 }
 
 
-class Aside(AbstractContextManager[None]):
-    """Takes the modes out where they lie on top, rather than that they be asked about every operation and every attribute.
+@contextmanager
+def without(mode: TorchDispatchMode, functions: TorchFunctionMode, going_on: Callable[[], bool]) -> Iterator[None]:
+    """Takes modes off this thread's stacks for the time of a block, with all that was entered after them.
 
-    It is entered for every call of a trained module: a class costs a third of what a generator does.
+    What runs inside is nobody's program: nobody is asked about it, nor about attributes of tensors. What is on no stack here is
+    left alone. Where an interrupt ends the block, and be it between two instructions of this, they are back once its exception
+    is forgotten.
+
+    Args:
+        going_on: whether they are to be put back when the block ends; an error may have left their pass meanwhile.
     """
-
-    __slots__ = ("_functions", "_mode", "_out", "_watcher")
-
-    def __init__(self, watcher: Watcher, mode: Dispatched, functions: Called) -> None:
-        self._watcher, self._mode, self._functions = watcher, mode, functions
-        self._out = 0
-
-    def __enter__(self) -> None:
-        self._watcher.idle += 1
-        if self._watcher.active and on_top(self._mode):
+    modes = _from(mode, _get_current_dispatch_mode_stack())
+    others = _from(functions, _get_current_function_mode_stack())
+    try:
+        for _ in others:
+            _pop_function_mode()
+        for _ in modes:
             _pop_mode()
-            self._out = 1
-            if functions_on_top(self._functions):
-                _pop_function_mode()
-                self._out = 2
-
-    def __exit__(self, *error: object) -> None:
-        if self._out == 2:
-            _push_function_mode(self._functions)
-        if self._out:
-            _push_mode(self._mode)
-        self._watcher.idle -= 1
+        yield
+    finally:
+        try:
+            _put_back(modes, others, going_on)
+        except BaseException:  # an interrupt in the middle
+            _put_back(modes, others, going_on)
+            raise
 
 
-def on_top(mode: TorchDispatchMode) -> bool:
-    """Tell if a mode is asked first."""
-    stack = _get_current_dispatch_mode_stack()
-    return bool(stack) and stack[-1] is mode
+def _from(mode: object, stack: Sequence[Any]) -> Sequence[Any]:
+    """Returns the part of a stack from a mode on; nothing where it is not in it."""
+    place = next((place for place, other in enumerate(stack) if other is mode), len(stack))
+    return stack[place:]
 
 
-def functions_on_top(mode: TorchFunctionMode) -> bool:
-    """Tell if a mode of functions is asked first."""
-    stack = _get_current_function_mode_stack()
-    return bool(stack) and stack[-1] is mode
+def _put_back(modes: Sequence[Any], functions: Sequence[Any], going_on: Callable[[], bool]) -> None:
+    """Enters modes again that are not on this thread's stacks, unless their pass has been left."""
+    if not going_on():
+        return
+    for mode in modes:
+        if not any(other is mode for other in _get_current_dispatch_mode_stack()):
+            _push_mode(mode)
+    for mode in functions:
+        if not any(other is mode for other in _get_current_function_mode_stack()):
+            _push_function_mode(mode)
 
 
 def take_out(mode: TorchDispatchMode) -> None:

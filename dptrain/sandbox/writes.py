@@ -199,7 +199,9 @@ class Kept:
             return False
         storage = _storage(args[0])
         bound = None if storage is None else self._clips.get(storage._cdata)
-        return bound is not None and all(type(end) in (int, float) for end in args[1:]) and args[1:] == (-bound, bound)
+        if bound is None or not args[0].is_floating_point():
+            return False
+        return all(type(end) in (int, float) for end in args[1:]) and args[1:] == (-bound, bound)
 
     def name_of(self, value: object) -> str | None:
         """The name of the tensor whose memory this one shares, or None."""

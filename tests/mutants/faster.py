@@ -60,7 +60,7 @@ FASTER = (
     ),
     Mutant(
         "content is followed through what a hook makes of an output", "dptrain/routing/router.py",
-        "(sandbox.marking or torch", "(torch",
+        "or sandbox.marking or torch", "or torch",
         "tests/routing/test_capture.py::test_content_is_followed_through_what_a_hook_makes_of_an_output",
     ),
     Mutant(

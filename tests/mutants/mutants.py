@@ -746,7 +746,7 @@ COUPLING = (
         T_HIDDEN + "test_a_hook_of_all_modules_that_comes_after_the_start_is_refused",
     ),
     Mutant(
-        "the probes run again during a run", START, "if step - self._last < max(AGAIN, epoch_steps):", "if True:",
+        "the probes run again during a run", START, "return step - self._last >= max(AGAIN, epoch_steps)", "return False",
         T_HIDDEN + "test_the_probes_run_again_now_and_then_on_rows_that_are_nobodys_and_see_what_came_since",
     ),
     Mutant(

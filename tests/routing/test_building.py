@@ -219,9 +219,30 @@ def test_nothing_is_tried_where_others_may_write(
         building.begin().join()
     finally:
         building.own_place.cache_clear()
-    expected = str(tmp_path / chosen) if chosen == "chosen" else str(home / "dptrain" / "instructions")
+    expected = str(tmp_path / chosen) if chosen == "chosen" else str(home / "dptrain" / "compiled" / "instructions")
     assert [one.place for one in known] == [None, expected, expected, None]
     assert os.environ.get("TORCHINDUCTOR_CACHE_DIR", "") == before
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o777, 0o700])
+def test_a_place_that_others_may_enter_keeps_nothing(mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor makes directories in it as the umask says, and loads what lies there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    place = tmp_path / "dptrain" / "compiled"
+    place.mkdir(parents=True)
+    (tmp_path / "dptrain").chmod(0o755)
+    place.chmod(mode)
+    found = building.own_place.__wrapped__()
+    assert (found == place) == (mode == 0o700) and not found.stat().st_mode & 0o077
+
+
+def test_a_default_that_torch_wrote_for_another_is_no_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that anybody can guess and make first."""
+    tmp_path.chmod(0o1777)
+    for name, kept in (("torchinductor_alice", False), ("mine", True)):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / name))
+        with building.kept_in(lambda: "another"):
+            assert (os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / name)) == kept
 
 
 def test_no_header_is_read_that_was_compiled_before(calls: list, commands: list) -> None:

@@ -422,6 +422,18 @@ def test_state_that_no_key_sees_is_found_within_256_runs(traced: None) -> None:
             scene.run(rows, compiled=True)
 
 
+def test_at_certified_no_history_decides_the_form_of_a_contribution(traced: None) -> None:
+    """Which graphs were made follows from which microbatches came before, and with them from who was drawn."""
+    scale = {"by": 1.0}
+    mlp_losses = mlp().losses
+    scene = Scene(mlp(), exactness="certified", losses=lambda model, rows: mlp_losses(model, rows) * scale["by"])
+    for _ in range(2):
+        scene.run(scene.microbatch(), compiled=True)
+    scale["by"] = 2.0
+    with pytest.raises(CompileRefused, match="COMPILED_STATE"):
+        scene.run(scene.microbatch(), compiled=True)
+
+
 def test_a_key_that_is_not_used_is_not_kept(traced: None) -> None:
     """Keys hold the objects that they speak of; state that changes all the time must not pile them up."""
     scale = {"by": 1.0}

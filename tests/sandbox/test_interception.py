@@ -1,13 +1,22 @@
 """A pass leaves generators and modes as they were, survives what loops do in it, and is the same when it is computed again."""
 
 import random
+import signal
+import threading
+from typing import Any
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack  # noqa: E402
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack  # noqa: E402
+from torch.overrides import _push_mode as _push_function_mode  # noqa: E402
+from torch.utils._python_dispatch import (  # noqa: E402
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    _push_mode,
+)
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from dptrain.errors import NotPrivateUse, UnsupportedModule  # noqa: E402
@@ -185,6 +194,94 @@ def test_what_runs_aside_is_left_alone_and_what_runs_inside_again_is_not() -> No
             assert not _get_current_dispatch_mode_stack()
         assert len(_get_current_dispatch_mode_stack()) == 1
     assert torch.equal(found, right)
+
+
+class Stop(Exception):
+    """Raised by a handler of signals, which Python runs between two of its instructions."""
+
+
+def test_an_interrupt_in_what_runs_aside_leaves_the_pass_as_it_was() -> None:
+    def stop(*_: Any) -> None:
+        raise Stop
+
+    scene = Scene(nn.Identity(), X)
+    sandbox, chance = scene.sandbox, random.Random(0)
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        for _ in range(200):
+            with sandbox.enter(1, names([0])):
+                stopped = False
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 3e-4))
+                    while True:
+                        with sandbox.aside():
+                            pass
+                except Stop:
+                    stopped = True
+                assert stopped
+                assert [mode is sandbox._mode for mode in _get_current_dispatch_mode_stack()] == [True]
+                assert [mode is sandbox._functions for mode in _get_current_function_mode_stack()] == [True]
+            assert not _get_current_dispatch_mode_stack() and not _get_current_function_mode_stack()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_what_an_interrupt_left_is_gone_in_the_next_pass() -> None:
+    scene = Scene(nn.Identity(), X)
+    for push, mode in ((_push_mode, scene.sandbox._mode), (_push_function_mode, scene.sandbox._functions)):
+        push(mode)
+    with scene.sandbox.enter(1, names([0])):
+        assert len(_get_current_dispatch_mode_stack()) == len(_get_current_function_mode_stack()) == 1
+    assert not _get_current_dispatch_mode_stack() and not _get_current_function_mode_stack()
+
+
+def test_modes_of_the_users_own_are_not_asked_about_what_runs_aside() -> None:
+    """Their code would run there as nobody's program, and what it writes or draws would pass by."""
+    asked: list[str] = []
+
+    class Dispatch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+            asked.append("dispatch")
+            return func(*args, **(kwargs or {}))
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+            asked.append("function")
+            return func(*args, **(kwargs or {}))
+
+    scene = Scene(nn.Identity(), X)
+    with scene.sandbox.enter(1, names([0])), Dispatch(), Functions():
+        with scene.sandbox.aside():
+            torch.ones(2) + 1.0
+            assert asked == []
+        torch.ones(2) + 1.0
+        assert {"dispatch", "function"} == set(asked)
+        assert len(_get_current_dispatch_mode_stack()) == len(_get_current_function_mode_stack()) == 2
+
+
+def test_what_runs_aside_in_another_thread_lets_nothing_by_here() -> None:
+    scene = Scene(nn.Dropout(0.5), X)
+    inside, done = threading.Event(), threading.Event()
+
+    def beside() -> None:
+        with scene.sandbox.aside():
+            inside.set()
+            done.wait(10)
+
+    def forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=beside)
+        thread.start()
+        inside.wait(10)
+        try:
+            return model(x)
+        finally:
+            done.set()
+            thread.join()
+
+    expected = scene.run(range(4))
+    scene.function = forward
+    assert torch.equal(scene.run(range(4)), expected)
 
 
 def test_a_resumed_sandbox_goes_on_with_its_seed() -> None:

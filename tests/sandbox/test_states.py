@@ -154,7 +154,26 @@ def test_code_that_was_not_read_is_refused(case: str) -> None:
     model = FAMILY.build(RANDOM)
     assert not list(couplings(model))
     CHANGED[case](model)
+    assert {code for code, _ in couplings(model)} == {"KEPT_STATE"}
+
+
+def test_a_recurrence_that_no_known_block_holds_is_refused() -> None:
+    """Called by parts, it would go on from its last part outside of a run, and from none within."""
+    model = FAMILY.build(RANDOM)
+    model.beside = copy.deepcopy(recurrence(model))
     assert [code for code, _ in couplings(model)] == ["KEPT_STATE"]
+
+
+def test_hooks_are_the_same_in_every_pass(left: nn.Module) -> None:
+    """New ones would be a new state of the program, for which a compiled run makes a new graph."""
+    sandbox = sandboxed(left)
+    seen = []
+    for step in (1, 2):
+        with sandbox.enter(step, [b"a"]):
+            own = recurrence(left)
+            seen.append([dict(held) for held in (own._forward_pre_hooks, own._forward_hooks, own._forward_hooks_always_called)])
+    assert seen[0] == seen[1] and all(seen[0])
+    assert not recurrence(left)._forward_hooks and not recurrence(left)._forward_hooks_always_called
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,12 @@ def is_known(function: Any, digest: str, defaults: tuple[Any, ...] | None, libra
         return False
     if function.__defaults__ != defaults or function.__kwdefaults__:
         return False
-    code = function.__code__
+    return _runs(function.__code__, digest)
+
+
+@lru_cache(256)
+def _runs(code: CodeType, digest: str) -> bool:
+    """Tells whether code is what a source with this digest compiles to."""
     try:
         # Of a function it would be the source of another one, which it says it wraps.
         source, file = inspect.getsource(code), "".join(inspect.findsource(code)[0])

@@ -44,29 +44,38 @@ class States:
     def __init__(self, model: nn.Module) -> None:
         self._modules = [(module, name) for name, module in model.named_modules() if knows(module)]
         self._before: list[Any] = []
-        self._handles: list[RemovableHandle] = []
+        self._attached = False
         self._live = True
+        # Under the same ids in every pass: a new hook would be a new state of the program, for which a new graph is made.
+        runs = [module for module, _ in self._modules if type(module).__name__ == RUNS]
+        self._first = [(module, RemovableHandle(module._forward_pre_hooks).id) for module in runs]
+        self._last = [(module, RemovableHandle(module._forward_hooks).id) for module in runs]
 
     def __getstate__(self) -> dict[str, object]:
         """A copied model takes hooks along, which do nothing there."""
         return {"_live": False}
 
     def attach(self) -> None:
-        if not self._modules or self._handles:
+        if not self._modules or self._attached:
             return
+        self._attached = True
         self._before = [getattr(module, STATES[type(module).__name__]) for module, _ in self._modules]
         self._set([None] * len(self._modules))
-        for module, _ in self._modules:
-            if type(module).__name__ == RUNS:
-                self._handles.append(module.register_forward_pre_hook(self._require_none))
-                self._handles.append(module.register_forward_hook(self._forget, always_call=True))
+        for module, number in self._first:
+            module._forward_pre_hooks[number] = self._require_none
+        for module, number in self._last:
+            module._forward_hooks[number] = self._forget
+            module._forward_hooks_always_called[number] = True
 
     def detach(self) -> None:
-        if not self._handles:
+        if not self._attached:
             return
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._attached = False
+        for module, number in self._first:
+            module._forward_pre_hooks.pop(number, None)
+        for module, number in self._last:
+            module._forward_hooks.pop(number, None)
+            module._forward_hooks_always_called.pop(number, None)
         self._set(self._before)
         self._before = []
 
@@ -77,7 +86,8 @@ class States:
     def _require_none(self, module: nn.Module, args: tuple) -> None:
         """Raises CoupledModel, code KEPT_STATE, for a call that would go on from a state."""
         if self._live and getattr(module, STATES[RUNS]) is not None:
-            name = next(name for own, name in self._modules if own is module)
+            name = next((name for own, name in self._modules if own is module), "a copy")
+            self._set([None] * len(self._modules))
             raise CoupledModel(
                 "KEPT_STATE",
                 f"{name!r} ({RUNS}) would go on from a state that it kept, of whoever was there before, expected none in a "
@@ -100,6 +110,12 @@ def knows(module: nn.Module) -> bool:
         is_known(vars(kind).get(name), digest, defaults, library)
         for name, (digest, defaults) in read.items()
     )
+
+
+def held_states(model: nn.Module) -> set[int]:
+    """Lists the modules, by identity, of which a block that is known uses the state, or that are such a block."""
+    blocks = [module for module in model.modules() if type(module).__name__ != RUNS and knows(module)]
+    return {id(own) for block in blocks for own in (block, getattr(block, "rg_lru", None))}
 
 
 def keeps_state(module: nn.Module) -> bool:
