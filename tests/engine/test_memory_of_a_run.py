@@ -53,6 +53,7 @@ def test_memory_is_kept_from_the_first_step_to_the_end(tmp_path, monkeypatch) ->
     told: list[int] = []
     monkeypatch.setattr(native, "_thresholds", told.append)
     monkeypatch.setattr(native, "_tuned", lambda: False)
+    monkeypatch.setattr(native.KeptMemory, "_open", 0)  # other tests leave runs open
     trainer = Trainer(make_world(tmp_path, steps=2))
     assert told == []
     trainer.run()

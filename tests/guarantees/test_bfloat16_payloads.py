@@ -200,14 +200,14 @@ def test_the_bound_is_broken_where_norms_are_formed_in_bfloat16(world: World, mo
 
 def test_the_bound_is_broken_where_what_is_summed_is_rounded_behind_the_norm(world: World, monkeypatch) -> None:
     """The control of the other half: a sum of numbers in bfloat16, of which the norm was formed in float32."""
-    exact = forms.add_weighted
+    exact = forms.add_all_weighted
 
-    def rounded(pieces: list[Any], weight_N: torch.Tensor, total: torch.Tensor) -> None:
-        for piece in pieces:
+    def rounded(parts: list[tuple[list[Any], torch.Tensor, torch.Tensor]]) -> None:
+        for piece in [piece for pieces, _, _ in parts for piece in pieces]:
             for name, value in vars(piece).items():
                 if isinstance(value, torch.Tensor) and value.is_floating_point():
                     setattr(piece, name, (value * (1.0 + 2.0**-8)).bfloat16().to(value.dtype))
-        exact(pieces, weight_N, total)
+        exact(parts)
 
-    monkeypatch.setattr(sums, "add_weighted", rounded)
+    monkeypatch.setattr(sums, "add_all_weighted", rounded)
     must_fail(lambda: require_bounded(Influences(world, monkeypatch, compiled=False)))

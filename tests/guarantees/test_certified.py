@@ -294,7 +294,7 @@ def test_a_failed_certificate_is_mended_or_the_contribution_counts_as_zero(monke
     right = CertifiedSums.coefficients
     for wrong in (2.0, 1e6, 1e30, math.inf, math.nan):
         monkeypatch.setattr(
-            CertifiedSums, "coefficients", lambda self, f, lim, by=wrong: {b: by * c for b, c in right(self, f, lim).items()}
+            CertifiedSums, "coefficients", lambda self, *given, by=wrong: {b: by * c for b, c in right(self, *given).items()}
         )
         sums, schedule = plain()
         torch.manual_seed(0)
@@ -536,6 +536,6 @@ def test_a_certificate_per_tensor_breaks_the_bound(monkeypatch: pytest.MonkeyPat
     )
     right_ones = CertifiedSums.coefficients
     monkeypatch.setattr(
-        CertifiedSums, "coefficients", lambda self, f, lim: {b: 1.05 * c for b, c in right_ones(self, f, lim).items()}
+        CertifiedSums, "coefficients", lambda self, *given: {b: 1.05 * c for b, c in right_ones(self, *given).items()}
     )
     must_fail(lambda: test_integers_equal_the_naive_transcription_in_float64("bert"))

@@ -267,7 +267,7 @@ def test_a_microbatch_is_forgotten_when_it_ends() -> None:
     router.arm(2, 1, bounds.permitted_NG)
     losses = family.losses(model, family.batch(2, 0))
     router.backward(losses, torch.ones(2, dtype=torch.float64))
-    held = [weakref.ref(tap) for _, tap in router.taps] + [weakref.ref(router._armed)]
+    held = [weakref.ref(tap) for _, tap, _ in router.taps] + [weakref.ref(router._armed)]
     router.fold(bounds)
     del losses
     gc.collect()

@@ -353,11 +353,12 @@ def test_norms_and_sums_are_formed_in_full_precision(monkeypatch) -> None:
     model = family.model.bfloat16()
     seen: set[torch.dtype] = set()
 
-    def spy(pieces, exact=sums.norm_sq):
-        seen.update(v.dtype for p in pieces for v in vars(p).values() if isinstance(v, torch.Tensor) and v.is_floating_point())
-        return exact(pieces)
+    def spy(merged, exact=sums.norms_sq):
+        values = [value for pieces in merged for piece in pieces for value in vars(piece).values()]
+        seen.update(v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point())
+        return exact(merged)
 
-    monkeypatch.setattr(sums, "norm_sq", spy)
+    monkeypatch.setattr(sums, "norms_sq", spy)
     _, totals = per_contribution(model, lambda: family.losses(model, family.batch(3, 0)).float())
     assert seen == {torch.float32}
     assert {t.dtype for t in totals.values()} == {torch.float64}
