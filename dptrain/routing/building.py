@@ -40,19 +40,20 @@ FEW, MANY = 24, 48
 _NAME = re.compile(r"\bkernel\b")
 _FORM = re.compile(r"\s*((?:#include [^\n]+\n)+)((?:[^#]|#pragma )*)")
 _HEADERS = ("#define PY_SSIZE_T_CLEAN", "#include <Python.h>", "#include <sstream>", "#include <cstdlib>", "#include <cerrno>")
-"""What torch's bindings include, here outside of any namespace."""
+"""Lists what torch's bindings include, here outside of any namespace."""
 
 Kernel = Callable[..., None]
 
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Has inductor, inside, build kernels by the unit."""
+    """Has inductor, inside and in this thread, build kernels by the unit."""
     alone, wait = AsyncCompile.cpp_pybinding, AsyncCompile.wait
+    ours = threading.get_ident()
 
     def cpp_pybinding(self: AsyncCompile, argtypes: Sequence[str], source_code: str) -> Any:
         found = _FORM.fullmatch(source_code)
-        if found is None or len(_NAME.findall(source_code)) != 1:
+        if threading.get_ident() != ours or found is None or len(_NAME.findall(source_code)) != 1:
             return alone(self, argtypes, source_code)
         return _Promise(argtypes, source_code, *found.groups())
 

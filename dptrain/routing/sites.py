@@ -22,7 +22,7 @@ class Site:
     """Attribute name to index of the tensor in the schedule; of a tensor that is split, the index of its first part."""
 
     shapes: dict[str, torch.Size]
-    """Of the whole tensors, by attribute name."""
+    """Holds the shapes of the whole tensors, by attribute name."""
 
     method: str = ""
     """The method of the module whose calls are seen; empty for its forward."""

@@ -167,7 +167,7 @@ class Kept:
         self.written: str | None = None
         """The first tensor that something tried to write, or wrote."""
         self._clips: dict[int, float] = {}
-        """What listed classes clip a weight to in place, by the place of its memory."""
+        """Holds what listed classes clip a weight to in place, by the place of its memory."""
         self.look()
 
     def look(self) -> None:

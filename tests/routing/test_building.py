@@ -207,7 +207,7 @@ def test_what_inductor_would_take_is_taken_and_what_lies_behind_is_not_tried(kno
 def test_nothing_is_tried_where_others_may_write(
     chosen: str, known: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is tried is loaded. A directory of the user's own choice is taken as it is."""
+    """Takes a directory of the user's own choice as it is: what is tried is loaded."""
     home = tmp_path / "home"
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
     before = default_cache_dir() if chosen == "torch's own" else chosen and str(tmp_path / chosen)

@@ -1,4 +1,4 @@
-"""What a hook keeps of a call, and who sees what it does: inputs as autograd keeps them, content followed through it."""
+"""Holds what a hook keeps of a call, and who sees what it does: inputs as autograd keeps them, content followed through it."""
 
 import random
 from typing import Any
@@ -62,7 +62,7 @@ def test_content_is_followed_through_what_a_hook_makes_of_an_output() -> None:
 
 
 def test_hooks_of_the_program_on_what_is_saved_run_as_the_program_does() -> None:
-    """What they write or draw is theirs: nobody lets it by."""
+    """Lets nothing by that they write or draw."""
     model, sandbox, router = routed()
     seen: list[bool] = []
 

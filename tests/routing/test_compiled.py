@@ -423,7 +423,7 @@ def test_state_that_no_key_sees_is_found_within_256_runs(traced: None) -> None:
 
 
 def test_at_certified_no_history_decides_the_form_of_a_contribution(traced: None) -> None:
-    """Which graphs were made follows from which microbatches came before, and with them from who was drawn."""
+    """Refuses what would follow from which microbatches came before, and with them from who was drawn."""
     scale = {"by": 1.0}
     mlp_losses = mlp().losses
     scene = Scene(mlp(), exactness="certified", losses=lambda model, rows: mlp_losses(model, rows) * scale["by"])

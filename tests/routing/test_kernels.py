@@ -407,7 +407,7 @@ def test_rows_have_the_norms_and_weighted_sums_of_float64_whatever_their_company
 
 @needs_compiler
 def test_norms_and_sums_of_many_tensors_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every form, of numbers that no kernel serves, and where one is not finite."""
+    """Covers every form, numbers that no kernel serves, and one that is not finite."""
     generator = torch.Generator().manual_seed(4)
 
     def drawn(*shape: int) -> torch.Tensor:
