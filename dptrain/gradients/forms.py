@@ -289,6 +289,8 @@ def norms_sq(merged: Sequence[list[Piece]]) -> list[torch.Tensor]:
     for place, pieces in enumerate(merged):
         if len(pieces) == 1 and isinstance(pieces[0], Outer) and pieces[0].a_NTD.shape[1] > 1:
             a = pieces[0].a_NTD
+            if type(a) is not torch.Tensor or a.device.type != "cpu":  # no kernel serves it
+                continue
             alike.setdefault((a.data_ptr(), a.shape, a.stride(), a.dtype, a.device), []).append(place)
     for places in alike.values():
         if len(places) > 1:  # queries, keys and values are made of the same
