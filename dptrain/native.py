@@ -32,6 +32,7 @@ def built(
     """Returns the kernels of a source; None where there is no compiler, or what it built does not compute.
 
     Args:
+        source: in C++; it may include the headers (``*.h``) beside it.
         declared: tells the types of what kernels take. works: tells whether kernels compute.
         options: of the compiler, behind those of every source.
     """
@@ -50,7 +51,8 @@ def _kept(
     """Loads what was built before, or builds it; what does not compute is not kept."""
     program = Path(shutil.which(compiler) or compiler).resolve()
     told = subprocess.run([compiler, "--version"], capture_output=True, timeout=_SECONDS, check=True).stdout
-    which = _digest(source.read_bytes(), told, bytes(program), program.read_bytes(), " ".join(flags).encode(), processor())
+    texts = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]
+    which = _digest(told, bytes(program), program.read_bytes(), " ".join(flags).encode(), processor(), *texts)
     name, place = f"{source.stem}-{which}", folder()
     for path in sorted(place.glob(f"{name}-*.so")) if place is not None else ():
         built = _read(path)

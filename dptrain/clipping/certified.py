@@ -41,8 +41,8 @@ from dptrain.clipping.fast import Bounds, Pieces, Sums, full_precision, precisio
 from dptrain.clipping.one_contribution import Rows, Single, gradient_of
 from dptrain.clipping.resolver import Schedule
 from dptrain.errors import UnsupportedPolicy
-from dptrain.gradients import kernels
 from dptrain.gradients.forms import Dense, norm_sq
+from dptrain.kernels import reductions
 from dptrain.noise.lattice import MOST_THREADS
 from dptrain.noise.threads import Threads
 from ledger.accountants.table import TABLE
@@ -319,7 +319,7 @@ class CertifiedSums(Sums):
         squares: dict[int, float] = {}
         for index, gradient in found.items():
             block = self._tensors[index][0]
-            whole = kernels.squares(_flat(gradient), steps[index]) if self._power == 2 else None
+            whole = reductions.squares(_flat(gradient), steps[index]) if self._power == 2 else None
             if whole is not None:
                 squares[block] = squares.get(block, 0.0) + whole
                 continue
@@ -339,7 +339,7 @@ class CertifiedSums(Sums):
                 for gradient, step in parts:
                     if isinstance(gradient, Rows):
                         total.index_add_(0, gradient.ids_R, _truncated(gradient.values_RD, step).double())
-                if dense and kernels.add_truncated(total, dense):
+                if dense and reductions.add_truncated(total, dense):
                     continue
                 for gradient, step in dense:
                     for into, part in zip(_chunks(total), _chunks(gradient), strict=True):

@@ -18,8 +18,9 @@ import torch
 
 from dptrain.blocks.slices import Part
 from dptrain.errors import UnsupportedModule
-from dptrain.gradients import kernels, matmul
-from dptrain.gradients.kernels import Grams
+from dptrain.gradients import matmul
+from dptrain.kernels import reductions
+from dptrain.kernels.reductions import Grams
 
 _GRAM_ELEMENTS = 1 << 23
 """Elements of one chunk of Gram matrices, to bound memory at long T."""
@@ -127,7 +128,7 @@ class Outer(Form):
     def add_weighted(self, weight_N: torch.Tensor, total: torch.Tensor) -> None:
         part = matmul.weighted_outer(self.a_NTD, self.b_NTP, weight_N)
         part = part.t() if self.transposed else part
-        kernels.add_to(total.view(part.shape), part)  # a convolution's weight has more than two dimensions
+        reductions.add_to(total.view(part.shape), part)  # a convolution's weight has more than two dimensions
 
     def dense(self, shape: torch.Size) -> torch.Tensor:
         return _instantiate(self.a_NTD, self.b_NTP, self.transposed).reshape(self.count, *shape)
@@ -283,7 +284,7 @@ def norms_sq(merged: Sequence[list[Piece]]) -> list[torch.Tensor]:
     together = {place: flat for place, pieces in enumerate(merged) if (flat := _rows(pieces)) is not None}
     found = {}
     if together:
-        squares = kernels.row_squares(list(together.values()))
+        squares = reductions.row_squares(list(together.values()))
         found = dict(zip(together, matmul.held_rows(squares, list(together.values())), strict=True))
     alike: dict[tuple[object, ...], list[int]] = {}
     for place, pieces in enumerate(merged):
@@ -302,7 +303,7 @@ def _norms_beside(pieces: Sequence[Piece]) -> list[torch.Tensor]:
     """Takes the norms of outer products of the same a; none where no kernel serves all."""
     outers = [piece for piece in pieces if isinstance(piece, Outer)]
     a = outers[0].a_NTD
-    found = kernels.grams_beside(a, [piece.b_NTP for piece in outers])
+    found = reductions.grams_beside(a, [piece.b_NTP for piece in outers])
     if found is None:
         return []
     held = [matmul.held_grams(one, a, piece.b_NTP) for one, piece in zip(found, outers, strict=True)]
@@ -332,7 +333,7 @@ def is_formed(pieces: list[Piece]) -> bool:
 def _rows(pieces: list[Piece]) -> torch.Tensor | None:
     """Returns gradients that are formed as rows, (N, numbers), where a kernel takes them."""
     (piece,) = pieces if is_formed(pieces) else (None,)
-    if not isinstance(piece, Dense) or not piece.g.numel() or not kernels.takes_rows(piece.g):
+    if not isinstance(piece, Dense) or not piece.g.numel() or not reductions.takes_rows(piece.g):
         return None
     return piece.g.view(piece.g.shape[0], -1)
 
@@ -420,7 +421,7 @@ def _lengths(value_NTW: torch.Tensor) -> torch.Tensor:
 def _grams(piece: Outer) -> Grams:
     """Forms <A A^T, B B^T> per contribution, and the sizes that its rounding is bounded by."""
     a, b = piece.a_NTD, piece.b_NTP
-    found = kernels.grams(a, b) if a.shape[1] > 1 else None
+    found = reductions.grams(a, b) if a.shape[1] > 1 else None
     if found is not None:
         return matmul.held_grams(found, a, b)
     a_NT, b_NT = _lengths(a), _lengths(b)
@@ -443,7 +444,7 @@ def _slack(piece: Outer, found: Grams, others: int = 0) -> torch.Tensor:
     t, d, p = piece.a_NTD.shape[1], piece.a_NTD.shape[2], piece.b_NTP.shape[2]
     numbers = torch.finfo(piece.a_NTD.dtype)
     lost = d * (found.in_b + t).square() + p * found.in_a.square()
-    roundings = sum(max(matmul.gram_terms(width), kernels.terms(width)) for width in (d, p)) + 4
+    roundings = sum(max(matmul.gram_terms(width), reductions.terms(width)) for width in (d, p)) + 4
     relative = roundings * (numbers.eps / 2) + (t + others) ** 2 * 2.0**-53
     return 1.01 * relative * found.reach.square() + numbers.tiny * lost
 

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import torch
 
-from dptrain.errors import UnsupportedModule
-from dptrain.gradients import kernels
-from dptrain.gradients.kernels import Grams, way
+from dptrain.kernels import activations, attention, reductions
+from dptrain.kernels.reductions import Grams
+from dptrain.kernels.way import way, wrong
 from ledger.leaves.numerics import TORCH
 
 
@@ -96,11 +96,16 @@ def _plain(x: torch.Tensor) -> torch.Tensor:
     return x if x.is_contiguous() or x.t().is_contiguous() else x.contiguous()
 
 
-PRODUCTS: Final = {torch.ops.aten.mm.default: _mm, torch.ops.aten.addmm.default: _addmm}
-"""Holds what computes in the place of torch's products in the forward and backward passes of a private microbatch."""
+PRODUCTS: Final[dict[Any, Callable[..., Any]]] = {
+    torch.ops.aten.mm.default: _mm,
+    torch.ops.aten.addmm.default: _addmm,
+    **attention.OPERATIONS,
+    **activations.OPERATIONS,
+}
+"""Holds what computes in the place of torch's operations in the forward and backward passes of a private microbatch."""
 
 
-def products_of(products: str) -> Mapping[Any, Callable[..., torch.Tensor]]:
+def products_of(products: str) -> Mapping[Any, Callable[..., Any]]:
     """Returns what a sandbox computes in the place of operations: `PRODUCTS`, or nothing where all is left to torch."""
     return {} if products == TORCH else PRODUCTS
 
@@ -186,7 +191,7 @@ class Holding:
         if not bool(alike.all()):
             at = tuple(torch.nonzero(~alike)[0].tolist())
             what = f"a product of {tuple(x_MK.shape)} and {tuple(y_KN.shape)} in place {at}"
-            raise _wrong(what, float(found_MN[at]), float(true[at]))
+            raise wrong(what, float(found_MN[at]), float(true[at]))
 
     def forget(self) -> None:
         """Forgets what was found of weights, and what is to be rehearsed."""
@@ -276,7 +281,7 @@ def held_grams(found: Grams, a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> Grams:
         return found
     row = int(torch.nonzero(~alike)[0])
     shapes = f"{tuple(a_NTD.shape[1:])} and {tuple(b_NTP.shape[1:])}"
-    raise _wrong(f"a squared norm from factors of shapes {shapes}", float(found.square[row]), float(true[row]))
+    raise wrong(f"a squared norm from factors of shapes {shapes}", float(found.square[row]), float(true[row]))
 
 
 def held_rows(found_MN: torch.Tensor, matrices: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -292,31 +297,23 @@ def held_rows(found_MN: torch.Tensor, matrices: Sequence[torch.Tensor]) -> torch
             if not bool(alike.all()):
                 row = int(torch.nonzero(~alike)[0])
                 what = f"the squared norm of a gradient of {matrix.shape[1]} numbers"
-                raise _wrong(what, float(found[row]), float(true[row]))
+                raise wrong(what, float(found[row]), float(true[row]))
     return found_MN
 
 
 def add_rows(totals: list[torch.Tensor], matrices: list[torch.Tensor], weights_MN: torch.Tensor) -> None:
-    """Adds the rows of matrices, times their weights, to totals (:func:`kernels.add_rows`); in a probe, as torch does, or it
+    """Adds the rows of matrices, times their weights, to totals (:func:`reductions.add_rows`); in a probe, as torch does, or it
     raises UnsupportedModule, code KERNEL_WRONG."""
     if way.holding is None:
-        kernels.add_rows(totals, matrices, weights_MN)
+        reductions.add_rows(totals, matrices, weights_MN)
         return
     before = [total.clone() for total in totals]
-    kernels.add_rows(totals, matrices, weights_MN)
+    reductions.add_rows(totals, matrices, weights_MN)
     for found, total, matrix, weight in zip(totals, before, matrices, weights_MN, strict=True):
         true, near = total + weight @ matrix.double(), 2.0**-40 * (total.abs() + weight.abs() @ matrix.double().abs())
         if not bool(((found - true).abs() <= near).all()):
             at = int((found - true).abs().argmax())
-            raise _wrong(f"a weighted sum of gradients of {matrix.shape[1]} numbers", float(found[at]), float(true[at]))
-
-
-def _wrong(what: str, found: float, true: float) -> UnsupportedModule:
-    return UnsupportedModule(
-        "KERNEL_WRONG",
-        f"{what} is {found!r} by the fastest kernel at hand and {true!r} by torch's own, on rows that are nobody's. Train with "
-        "Microbatches(products='torch'), and report it with the versions of torch and of the processor",
-    )
+            raise wrong(f"a weighted sum of gradients of {matrix.shape[1]} numbers", float(found[at]), float(true[at]))
 
 
 ROWS = 4096
@@ -342,7 +339,7 @@ def _weighted(a_KD: torch.Tensor, b_KP: torch.Tensor, weight_K: torch.Tensor) ->
     if not _fits(a_KD, b_KP, a_KD.numel() * b_KP.shape[1]):
         scaled = narrow * weight_K[:, None]
         return b_KP.t() @ scaled if narrow is a_KD else scaled.t() @ a_KD
-    turned = kernels.turned(narrow, weight_K)
+    turned = reductions.turned(narrow, weight_K)
     if turned is None:
         turned = (narrow * weight_K[:, None]).contiguous().t()
     found = _rows(turned, wide.contiguous().t())
@@ -350,7 +347,7 @@ def _weighted(a_KD: torch.Tensor, b_KP: torch.Tensor, weight_K: torch.Tensor) ->
         return found.t() if narrow is a_KD else found
     scaled = (narrow * weight_K[:, None]).contiguous()
     if not bool(((turned == scaled.t()) | (turned.isnan() & scaled.t().isnan())).all()):
-        raise _wrong(f"a factor of shape {tuple(narrow.shape)} times its weights", float(turned.sum()), float(scaled.sum()))
+        raise wrong(f"a factor of shape {tuple(narrow.shape)} times its weights", float(turned.sum()), float(scaled.sum()))
     x_PK, y_KD = (b_KP.contiguous().t(), scaled) if narrow is a_KD else (scaled.t(), a_KD.contiguous())
     return _held(found.t() if narrow is a_KD else found, x_PK, y_KD, sums=True)
 
@@ -359,7 +356,7 @@ def per_contribution(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:
     """Returns sum_t b_it a_it^T of every contribution, shape (N, P, D)."""
     n, t, d = a_NTD.shape
     p = b_NTP.shape[2]
-    found = kernels.outer(a_NTD, b_NTP)
+    found = reductions.outer(a_NTD, b_NTP)
     if found is not None:
         return found
     if not _fits(a_NTD, b_NTP, t * d * p):

@@ -29,7 +29,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from dptrain import native
 from dptrain.clipping.fast import Pieces
 from dptrain.data.microbatch import Microbatch
-from dptrain.gradients import kernels, matmul
+from dptrain.gradients import matmul
+from dptrain.kernels import attention, reductions
 from dptrain.routing import building
 from dptrain.routing.repeated import Loss
 from dptrain.routing.router import Router
@@ -151,6 +152,7 @@ def make_graph(router: Router, model: nn.Module, outer: nn.Module, loss: Loss, r
         raise NotTraceable("the forward draws random numbers that have no address")
     if values[0].device.type == "cpu":
         use_onednn(graph)
+        use_attention(graph)
     outside = nullcontext() if sandbox is None else sandbox.aside()
     try:
         # The compiler is no part of the user's program.
@@ -292,7 +294,7 @@ def free_views(graph: GraphModule) -> None:
     graph.recompile()
 
 
-# ------------------------------------------------------------------------------------------------------ products by oneDNN
+# --------------------------------------------------------------------------------------------------- by the fastest kernels
 
 _LIBRARY = torch.library.Library("dptrain", "DEF")
 _LIBRARY.define("rows(Tensor x_MK, Tensor y_NK, Tensor? bias_N) -> Tensor")
@@ -323,8 +325,17 @@ def _rows_each_shape(x_BMK: torch.Tensor, y_BNK: torch.Tensor) -> torch.Tensor:
 
 
 _LIBRARY.define("outer(Tensor a_NTD, Tensor b_NTP) -> Tensor")
-_LIBRARY.impl("outer", kernels.outer_of, "CPU")
-_LIBRARY.impl("outer", kernels.outer_shape, "Meta")
+_LIBRARY.define("attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float? scale) -> (Tensor, Tensor)")
+_LIBRARY.define(
+    "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor logs, Tensor? mask, bool causal, "
+    "float? scale) -> (Tensor, Tensor, Tensor)"
+)
+_LIBRARY.impl("attention", attention.attend_by, "CPU")
+_LIBRARY.impl("attention", lambda q, k, v, mask, causal, scale: attention.shapes(q), "Meta")
+_LIBRARY.impl("attention_backward", attention.attend_back_by, "CPU")
+_LIBRARY.impl("attention_backward", lambda grad, q, k, *others: attention.shapes_back(q, k), "Meta")
+_LIBRARY.impl("outer", reductions.outer_of, "CPU")
+_LIBRARY.impl("outer", reductions.outer_shape, "Meta")
 _LIBRARY.impl("rows", _rows, "CPU")
 _LIBRARY.impl("rows", _rows_shape, "Meta")
 _LIBRARY.impl("rows_each", _rows_each, "CPU")
@@ -356,6 +367,39 @@ def use_onednn(graph: GraphModule) -> int:
             each = node.target is aten.bmm.default
             operator, factors = (ours.rows_each, (x, turned)) if each else (ours.rows, (x, turned, bias))
             new = graph.graph.call_function(operator.default, factors)
+        new.meta = dict(node.meta)
+        node.replace_all_uses_with(new)
+        graph.graph.erase_node(node)
+        changed += 1
+    graph.graph.lint()
+    graph.recompile()
+    return changed
+
+
+def use_attention(graph: GraphModule) -> int:
+    """Sends the attention of a graph to the kernel of :mod:`dptrain.kernels.attention`, where it serves.
+
+    Returns:
+        How many operations changed hands.
+    """
+    ours = torch.ops.dptrain
+    changed = 0
+    for node in list(graph.graph.nodes):
+        if node.target is attention.FORWARD:
+            factors, (dropped, causal) = node.args[:3], (*node.args[3:], 0.0, False)[:2]
+            operator, tensors = ours.attention, factors
+        elif node.target is attention.BACKWARD:
+            factors, (dropped, causal) = node.args[:6], node.args[6:]
+            operator, tensors = ours.attention_backward, (*factors[1:], factors[0])
+        else:
+            continue
+        mask, scale = node.kwargs.get("attn_mask"), node.kwargs.get("scale")
+        values = [one.meta["val"] for one in tensors]
+        of_mask = None if mask is None else mask.meta["val"]
+        if dropped or not attention.serves(*values, causal=causal, mask=of_mask, traced=True):
+            continue
+        with graph.graph.inserting_before(node):
+            new = graph.graph.call_function(operator.default, (*factors, mask, causal, scale))
         new.meta = dict(node.meta)
         node.replace_all_uses_with(new)
         graph.graph.erase_node(node)

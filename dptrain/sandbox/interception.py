@@ -87,7 +87,7 @@ class Sandbox:
         seed: bytes,
         *,
         secret: bool = True,
-        products: Mapping[Any, Callable[..., torch.Tensor]] = MappingProxyType({}),
+        products: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
     ) -> None:
         self.numbers = Numbers(seed)
         self.kept = Kept(model, trained)
@@ -304,7 +304,7 @@ class Sandbox:
         _, kind, plain = self._known.get(id(func)) or self._meet(func)
         if kind is _ASKED:
             return func(*args, **kwargs)
-        result = plain(*args, **kwargs) if kind is PLAIN else self._special(kind, func, args, kwargs)
+        result = plain(*args, **kwargs) if kind is PLAIN else self._special(kind, func, plain, args, kwargs)
         passes = self._passes
         if not passes:
             return result
@@ -323,7 +323,7 @@ class Sandbox:
         known = self._known[id(func)] = func, kind, self._products.get(func, func)
         return known
 
-    def _special(self, kind: Kind, func: Any, args: tuple, kwargs: dict) -> Any:
+    def _special(self, kind: Kind, func: Any, plain: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         if kind.reads:
             return self._read(func, args, kwargs)
         if kind.writes and self.kept.clips_nothing(func, args, kwargs):
@@ -333,17 +333,17 @@ class Sandbox:
             self.kept.written = None
             return func(*args, **kwargs)
         if spared is None:
-            return self._mended(kind, func, args, kwargs)
+            return self._mended(kind, func, plain, args, kwargs)
         args, kwargs, places = spared
-        return given_back(self._mended(kind, func, args, kwargs), places)
+        return given_back(self._mended(kind, func, plain, args, kwargs), places)
 
-    def _mended(self, kind: Kind, func: Any, args: tuple, kwargs: dict) -> Any:
+    def _mended(self, kind: Kind, func: Any, plain: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         if torch.is_inference_mode_enabled():
             return func(*args, **kwargs)  # an evaluation: no gradient comes of it, and generators are put back after the pass
         if kind.draws and draws(func, args, kwargs):
             return self._draw(func, args, kwargs) if self._ours() else func(*args, **kwargs)
         handler = self.total.handlers.get(func)
-        return func(*args, **kwargs) if handler is None else handler(func, args, kwargs)
+        return plain(*args, **kwargs) if handler is None else handler(func, args, kwargs)
 
     def _found(self, bad: torch.Tensor) -> bool:
         """Tell if an index is out of range. In a graph and on a device nobody waits for the answer: then it is yes."""

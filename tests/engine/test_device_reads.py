@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dptrain.data import microbatch  # noqa: E402
-from dptrain.gradients import kernels  # noqa: E402
+from dptrain.kernels import reductions  # noqa: E402
 from dptrain.routing.accumulate import Folding  # noqa: E402
 from dptrain.sandbox import Sandbox  # noqa: E402
 from tests.worlds.device_reads import DeviceReads  # noqa: E402
@@ -23,7 +23,7 @@ def world(tmp_path) -> World:
 def reads(world: World, family: str, monkeypatch, size: int = 3) -> tuple[list[dict[str, int]], dict[str, int]]:
     """Returns what the host reads of a device in each microbatch of the second step, and in all of the step."""
     monkeypatch.setattr(Sandbox, "_found", lambda self, bad: True)  # what it says on a device
-    monkeypatch.setattr(kernels, "takes_rows", lambda matrix: False)  # likewise
+    monkeypatch.setattr(reductions, "takes_rows", lambda matrix: False)  # likewise
     trainer = Trainer(world, family, microbatch=size)
     steps, each = iter(trainer.steps), []
     trainer.one(next(steps))

@@ -7,8 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dptrain.errors import ResumeRefused, UnsupportedModule  # noqa: E402
-from dptrain.gradients import kernels, matmul  # noqa: E402
+from dptrain.gradients import matmul  # noqa: E402
 from dptrain.gradients.forms import Outer  # noqa: E402
+from dptrain.kernels import reductions  # noqa: E402
 from tests.worlds.trainer import Trainer, audited  # noqa: E402
 from tests.worlds.training import make_world  # noqa: E402
 
@@ -46,7 +47,7 @@ def test_forward_and_backward_compute_by_onednn_and_the_header_says_so(tmp_path,
 
 
 def test_left_to_torch_nothing_goes_elsewhere_and_the_header_is_silent(tmp_path, every_product, monkeypatch) -> None:
-    monkeypatch.setattr(kernels, "library", lambda: pytest.fail("a kernel of our own was asked for"))
+    monkeypatch.setattr(reductions, "library", lambda: pytest.fail("a kernel of our own was asked for"))
     world = make_world(tmp_path, steps=2)
     trainer = Trainer(world, products="torch")
     trainer.run()
@@ -125,9 +126,9 @@ def test_a_probe_that_was_left_reaches_into_no_other_run(tmp_path, every_product
     trainer = Trainer(make_world(tmp_path / "next", steps=2), products="torch").begin()
     every_product.clear()
     for rows in next(iter(trainer.steps)):
-        assert kernels.way.holding is None and kernels.way.torch_alone
+        assert reductions.way.holding is None and reductions.way.torch_alone
         probe.close()  # as the collector may do at any time
-        assert kernels.way.torch_alone
+        assert reductions.way.torch_alone
         trainer.private.backward(trainer.losses(rows), rows)
     assert every_product == []
     left.close()
@@ -176,18 +177,18 @@ def test_a_column_of_small_numbers_that_is_missing_is_found() -> None:
 def test_in_a_probe_norms_of_one_position_whose_squares_vanish_are_no_wrong_kernel(monkeypatch) -> None:
     """They are above the norm there by more than a kernel may be off, and no kernel makes them."""
     a, b = torch.full((2, 1, 16), 0.02), torch.full((2, 1, 96), 1e-16)
-    monkeypatch.setattr(kernels.way, "holding", matmul.Holding())
+    monkeypatch.setattr(reductions.way, "holding", matmul.Holding())
     found = Outer(a, b).norm_sq()
     true = a.double().square().sum((1, 2)) * b.double().square().sum((1, 2))
     assert bool((found >= true).all()) and bool((found <= 1.1 * true).all())
 
 
-@pytest.mark.skipif(kernels.library() is None, reason="no C++ compiler here, so libraries compute")
+@pytest.mark.skipif(reductions.library() is None, reason="no C++ compiler here, so libraries compute")
 @pytest.mark.parametrize("factor", [1.001, 0.0, float("nan")])
 @pytest.mark.parametrize("alone", [True, False])
 def test_the_probes_find_a_norm_that_is_wrong(factor: float, alone: bool, tmp_path, monkeypatch) -> None:
     """A norm that is too small would let a contribution in under a clip that it exceeds."""
-    grams = kernels.grams_beside
+    grams = reductions.grams_beside
 
     def spoiled(a: torch.Tensor, several: Any) -> Any:
         found = grams(a, several)
@@ -195,7 +196,7 @@ def test_the_probes_find_a_norm_that_is_wrong(factor: float, alone: bool, tmp_pa
             found[-1].square[-1] *= factor
         return found
 
-    monkeypatch.setattr(kernels, "grams_beside", spoiled)
+    monkeypatch.setattr(reductions, "grams_beside", spoiled)
     trainer = Trainer(make_world(tmp_path, steps=2))
     with pytest.raises(UnsupportedModule) as refused:
         trainer.run()
@@ -203,10 +204,10 @@ def test_the_probes_find_a_norm_that_is_wrong(factor: float, alone: bool, tmp_pa
     trainer.close()
 
 
-@pytest.mark.skipif(kernels.library() is None, reason="no C++ compiler here, so libraries compute")
+@pytest.mark.skipif(reductions.library() is None, reason="no C++ compiler here, so libraries compute")
 @pytest.mark.parametrize("kernel", ["row_squares", "add_rows"])
 def test_the_probes_find_a_norm_or_a_sum_of_small_tensors_that_is_wrong(kernel: str, tmp_path, monkeypatch) -> None:
-    own = getattr(kernels, kernel)
+    own = getattr(reductions, kernel)
 
     def spoiled(first: Any, matrices: Any = None, weights: Any = None) -> Any:
         if kernel == "row_squares":
@@ -217,7 +218,7 @@ def test_the_probes_find_a_norm_or_a_sum_of_small_tensors_that_is_wrong(kernel: 
         first[-1][-1] *= 1.001
         return None
 
-    monkeypatch.setattr(kernels, kernel, spoiled)
+    monkeypatch.setattr(reductions, kernel, spoiled)
     world = make_world(tmp_path, steps=2)
     trainer = Trainer(world)
     with pytest.raises(UnsupportedModule) as refused:

@@ -13,8 +13,8 @@ from dptrain.clipping import certified as level  # noqa: E402
 from dptrain.clipping.certified import CertifiedSums, Limits  # noqa: E402
 from dptrain.clipping.resolver import Block, Schedule  # noqa: E402
 from dptrain.errors import UnsupportedPolicy  # noqa: E402
-from dptrain.gradients import kernels  # noqa: E402
 from dptrain.gradients.forms import Dense, Gather, Outer  # noqa: E402
+from dptrain.kernels import reductions  # noqa: E402
 from dptrain.routing import Router  # noqa: E402
 from ledger.leaves import numerics  # noqa: E402
 from tests.reference import naive, naive_certified  # noqa: E402
@@ -490,7 +490,7 @@ def must_fail(check) -> None:
 
 
 def test_without_truncation_sums_leave_the_lattice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "ENABLED", False)
+    monkeypatch.setattr(reductions, "ENABLED", False)
     monkeypatch.setattr(level, "_truncated", lambda part, step: part * step)
     must_fail(lambda: test_integers_equal_the_naive_transcription_in_float64("bert"))
 

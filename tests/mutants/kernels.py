@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
-KERNELS = "dptrain/gradients/kernels.py"
+KERNELS = "dptrain/kernels/reductions.py"
 NATIVE = "dptrain/native.py"
 PRODUCTS = "dptrain/gradients/matmul.py"
 FORMS = "dptrain/gradients/forms.py"

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dptrain import native  # noqa: E402
-from dptrain.gradients import kernels, matmul  # noqa: E402
+from dptrain.gradients import matmul  # noqa: E402
 from dptrain.gradients.forms import (  # noqa: E402
     Dense,
     Gather,
@@ -20,8 +20,9 @@ from dptrain.gradients.forms import (  # noqa: E402
     norm_sq,
     norms_sq,
 )
+from dptrain.kernels import reductions  # noqa: E402
 
-needs_compiler = pytest.mark.skipif(kernels.library() is None, reason="no C++ compiler here, so libraries compute")
+needs_compiler = pytest.mark.skipif(reductions.library() is None, reason="no C++ compiler here, so libraries compute")
 
 SHAPES = [
     (3, 128, 96, 160), (2, 130, 160, 96), (5, 2, 1024, 1024), (2, 64, 16, 768), (1, 300, 64, 64), (2, 7, 3, 5),
@@ -48,7 +49,7 @@ def factors(shape: tuple[int, int, int, int]) -> tuple[torch.Tensor, torch.Tenso
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_norms_and_narrow_gradients_are_the_float64_ones(shape: tuple[int, int, int, int]) -> None:
     a, b, true_NPD = factors(shape)
-    found = kernels.grams(a, b)
+    found = reductions.grams(a, b)
     lengths_a, lengths_b = a.double().norm(dim=2), b.double().norm(dim=2)
     torch.testing.assert_close(found.square, true_NPD.square().sum((1, 2)), rtol=1e-5, atol=1e-6)
     for sums, true in (
@@ -56,8 +57,8 @@ def test_norms_and_narrow_gradients_are_the_float64_ones(shape: tuple[int, int, 
     ):  # fmt: skip
         assert bool((sums >= true).all()), "a size that rounding is bounded by lies below the truth"
         torch.testing.assert_close(sums, true, rtol=2e-3, atol=1e-12)
-    narrow = kernels.outer(a, b)
-    assert (narrow is None) == (min(shape[2:]) > kernels.NARROW)
+    narrow = reductions.outer(a, b)
+    assert (narrow is None) == (min(shape[2:]) > reductions.NARROW)
     if narrow is not None:
         torch.testing.assert_close(narrow.double(), true_NPD, rtol=1e-4, atol=1e-4)
 
@@ -67,7 +68,7 @@ def test_lengths_whose_squares_vanish_count() -> None:
     """In float32 the square of 1e-24 is zero, and a large output gradient would hide behind it."""
     a, b = torch.full((1, 4, 8), 1e-24), torch.full((1, 4, 8), 1e17)
     for x, y in ((a, b), (b, a)):
-        found = kernels.grams(x, y)
+        found = reductions.grams(x, y)
         lengths = x.double().norm(dim=2), y.double().norm(dim=2)
         assert float(found.reach) >= float((lengths[0] * lengths[1]).sum())
         assert float(found.in_a) >= float(lengths[0].sum()) and float(found.in_b) >= float(lengths[1].sum())
@@ -78,8 +79,8 @@ def test_factors_may_be_views_of_anything() -> None:
     a, b, _ = factors((4, 130, 160, 60))
     for x, y in ((a[:, 1:-1], b[:, 1:-1]), (a[:, :, ::2], b[:, :, 1:]), (a[:, :1].expand(-1, 130, -1), b), (a[::2], b[::2])):
         true_NPD = torch.einsum("ntp,ntd->npd", y.double(), x.double())
-        torch.testing.assert_close(kernels.grams(x, y).square, true_NPD.square().sum((1, 2)), rtol=1e-4, atol=1e-3)
-        torch.testing.assert_close(kernels.outer(x, y).double(), true_NPD, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(reductions.grams(x, y).square, true_NPD.square().sum((1, 2)), rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(reductions.outer(x, y).double(), true_NPD, rtol=1e-3, atol=1e-3)
 
 
 @needs_compiler
@@ -87,11 +88,11 @@ def test_factors_may_be_views_of_anything() -> None:
 def test_a_contribution_has_the_same_bits_in_any_company_and_on_any_threads(threads: int) -> None:
     """What else is in the microbatch is NaN, infinite, or not there."""
     a, b, _ = factors((5, 140, 300, 48))
-    alone = [(kernels.grams(a[i : i + 1], b[i : i + 1]), kernels.outer(a[i : i + 1], b[i : i + 1])) for i in range(5)]
+    alone = [(reductions.grams(a[i : i + 1], b[i : i + 1]), reductions.outer(a[i : i + 1], b[i : i + 1])) for i in range(5)]
     for hostile in (torch.nan, torch.inf, 1e30):
         x, y = a.clone(), b.clone()
         x[2], y[2, 3] = hostile, -hostile
-        found, narrow = kernels.grams(x, y), kernels.outer(x, y)
+        found, narrow = reductions.grams(x, y), reductions.outer(x, y)
         for i in (0, 1, 3, 4):
             for name in ("square", "reach", "in_a", "in_b"):
                 assert torch.equal(getattr(found, name)[i], getattr(alone[i][0], name)[0])
@@ -105,7 +106,7 @@ def test_one_entry_that_is_not_a_number_makes_a_norm_that_is_none(place: tuple[i
     a, b, _ = factors((1, 140, 300, 48))
     a[0][place] = torch.nan
     b[0, place[0]] = 0.0  # the product with zero is no number either
-    assert not bool(kernels.grams(a, b).square.isfinite())
+    assert not bool(reductions.grams(a, b).square.isfinite())
 
 
 def test_norms_agree_with_those_of_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +114,7 @@ def test_norms_agree_with_those_of_libraries(monkeypatch: pytest.MonkeyPatch) ->
         a, b, _ = factors(shape)
         found = norm_sq([Outer(a, b)])
         with matmul.using("torch"):
-            assert kernels.grams(a, b) is None and kernels.outer(a, b) is None
+            assert reductions.grams(a, b) is None and reductions.outer(a, b) is None
             torch.testing.assert_close(norm_sq([Outer(a, b)]), found, rtol=1e-4, atol=1e-6)
 
 
@@ -124,10 +125,10 @@ def test_norms_agree_with_those_of_libraries(monkeypatch: pytest.MonkeyPatch) ->
 def unbuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Nothing is built yet, and the cache is empty."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kernels.library.cache_clear()
+    reductions.library.cache_clear()
     yield tmp_path
     monkeypatch.undo()
-    kernels.library.cache_clear()
+    reductions.library.cache_clear()
 
 
 def sums(found: Any) -> torch.Tensor:
@@ -141,7 +142,7 @@ def test_without_a_compiler_that_works_libraries_compute(
 ) -> None:
     monkeypatch.setenv("CXX", compiler)
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
-    assert kernels.library() is None
+    assert reductions.library() is None
     a, b, true_NPD = factors((3, 40, 100, 70))
     torch.testing.assert_close(norm_sq([Outer(a, b)]), true_NPD.square().sum((1, 2)), rtol=1e-2, atol=0.0)
     assert not [path for path in unbuilt.rglob("*") if path.is_file()], "what could not be built was left behind"
@@ -149,12 +150,12 @@ def test_without_a_compiler_that_works_libraries_compute(
 
 @needs_compiler
 def test_what_is_built_is_kept_and_loaded_again(unbuilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kernels.library() is not None
+    assert reductions.library() is not None
     (kept,) = (unbuilt / "dptrain").iterdir()
     assert kept.suffix == ".so" and not (unbuilt / "dptrain").stat().st_mode & 0o077
-    kernels.library.cache_clear()
+    reductions.library.cache_clear()
     monkeypatch.setattr(native, "_built", lambda *_: pytest.fail("it was built once more"))
-    assert kernels.library() is not None
+    assert reductions.library() is not None
 
 
 @needs_compiler
@@ -162,7 +163,7 @@ def test_what_is_built_is_kept_and_loaded_again(unbuilt: Path, monkeypatch: pyte
 def test_what_was_kept_and_is_not_what_was_built_is_built_anew(
     spoil: str, unbuilt: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert kernels.library() is not None
+    assert reductions.library() is not None
     (kept,) = (unbuilt / "dptrain").iterdir()
     whole = kept.read_bytes()
     if spoil == "a link":
@@ -174,8 +175,8 @@ def test_what_was_kept_and_is_not_what_was_built_is_built_anew(
         kept.write_bytes(whole[: 4096 * (spoil == "cut")])
     built, build = [], native._built
     monkeypatch.setattr(native, "_built", lambda *given: built.append(given) or build(*given))
-    kernels.library.cache_clear()
-    assert kernels.library() is not None and built, "it was loaded"
+    reductions.library.cache_clear()
+    assert reductions.library() is not None and built, "it was loaded"
 
 
 @needs_compiler
@@ -184,10 +185,10 @@ def test_a_directory_that_others_may_write_is_not_loaded_from(unbuilt: Path) -> 
     folder.mkdir()
     for open_to_all in (folder, unbuilt):
         os.chmod(open_to_all, 0o777)
-        assert native.folder() is None and kernels.library() is not None
+        assert native.folder() is None and reductions.library() is not None
         assert list(folder.iterdir()) == [], "it was put where others could put another in its place"
         os.chmod(open_to_all, 0o700)
-        kernels.library.cache_clear()
+        reductions.library.cache_clear()
 
 
 @needs_compiler
@@ -199,16 +200,16 @@ def test_nothing_is_built_or_loaded_where_others_may_put_a_file_in_the_place_of_
     os.chmod(theirs, 0o777)
     os.chmod(unbuilt, 0o777)
     monkeypatch.setattr(native.tempfile, "gettempdir", lambda: str(theirs))
-    assert kernels.library() is None and not list(theirs.iterdir())
-    kernels.library.cache_clear()
+    assert reductions.library() is None and not list(theirs.iterdir())
+    reductions.library.cache_clear()
     os.chmod(unbuilt, 0o700)
-    assert kernels.library() is not None and not list(theirs.iterdir()), "the cache is the user's alone"
+    assert reductions.library() is not None and not list(theirs.iterdir()), "the cache is the user's alone"
 
 
 @needs_compiler
 def test_what_does_not_compute_is_not_kept(unbuilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "works", lambda found: False)
-    assert kernels.library() is None
+    monkeypatch.setattr(reductions, "works", lambda found: False)
+    assert reductions.library() is None
     assert not list((unbuilt / "dptrain").iterdir())
 
 
@@ -219,19 +220,19 @@ def test_what_a_compiler_built_to_flush_subnormal_numbers_is_not_used(
     """A wrapper that adds -ffast-math has some compilers link code that sets it for the whole thread."""
     asked = iter([False, True])
     monkeypatch.setattr(native, "_flushes", lambda: next(asked))
-    assert kernels.library() is None
+    assert reductions.library() is None
     assert float(torch.tensor(1e-40) * 0.5) != 0.0
 
 
 @needs_compiler
 def test_another_compiler_of_the_same_version_builds_anew(unbuilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kernels.library() is not None
+    assert reductions.library() is not None
     wrapper = unbuilt / "c++"
     wrapper.write_text('#!/bin/sh\nexec c++ "$@"\n')
     wrapper.chmod(0o700)
     monkeypatch.setenv("CXX", str(wrapper))
-    kernels.library.cache_clear()
-    assert kernels.library() is not None
+    reductions.library.cache_clear()
+    assert reductions.library() is not None
     assert len(list((unbuilt / "dptrain").iterdir())) == 2
 
 
@@ -240,7 +241,7 @@ def test_views_of_minus_a_tensor_are_left_to_libraries() -> None:
     """Their memory holds the numbers with the other sign."""
     a = torch.complex(torch.zeros(2, 5, 1), torch.randn(2, 5, 1)).conj().imag
     b = torch.randn(2, 5, 4)
-    assert a.is_neg() and kernels.outer(a, b) is None and kernels.grams(a, b) is None
+    assert a.is_neg() and reductions.outer(a, b) is None and reductions.grams(a, b) is None
     torch.testing.assert_close(matmul.per_contribution(a, b), torch.einsum("ntp,ntd->npd", b, a.resolve_neg()))
 
 
@@ -248,7 +249,7 @@ class Wrong:
     """Kernels of which one is off."""
 
     def __init__(self, name: str, spoil: Any) -> None:
-        self._true, self._name, self._spoil = kernels.library(), name, spoil
+        self._true, self._name, self._spoil = reductions.library(), name, spoil
 
     def __getattr__(self, name: str) -> Any:
         run = getattr(self._true, name)
@@ -262,19 +263,19 @@ class Wrong:
 
 def shift(args: tuple, found: None) -> None:
     """Makes the first norm larger by a thousandth."""
-    square = (kernels.ctypes.c_double * 1).from_address(args[11])
+    square = (reductions.ctypes.c_double * 1).from_address(args[11])
     square[0] *= 1.001
 
 
 def mix(args: tuple, found: None) -> None:
     """Gives the second of several the norms of the first, a little longer."""
-    own, other = ((kernels.ctypes.c_double * 1).from_address(args[11] + 8 * at) for at in (0, args[12]))
+    own, other = ((reductions.ctypes.c_double * 1).from_address(args[11] + 8 * at) for at in (0, args[12]))
     other[0] = own[0] * (1.0 + 2.0**-30)
 
 
 def flip(args: tuple, found: None) -> None:
     """Flips the sign of the last entry of the first gradient."""
-    entry = (kernels.ctypes.c_float * 1).from_address(args[10] + 4 * (args[3] * args[7] - 1))
+    entry = (reductions.ctypes.c_float * 1).from_address(args[10] + 4 * (args[3] * args[7] - 1))
     entry[0] = -entry[0] + 1.0
 
 
@@ -290,38 +291,38 @@ def vanish(args: tuple, found: float) -> float:
 
 def round_up(args: tuple, found: None) -> None:
     """Makes the last integer of a total larger by one."""
-    last = (kernels.ctypes.c_double * 1).from_address(args[0] + 8 * (args[1] - 1))
+    last = (reductions.ctypes.c_double * 1).from_address(args[0] + 8 * (args[1] - 1))
     last[0] += 1.0
 
 
 def round_last(args: tuple, found: None) -> None:
     """Moves the first number of what was turned to the next one."""
-    first = (kernels.ctypes.c_float * 1).from_address(args[5])
+    first = (reductions.ctypes.c_float * 1).from_address(args[5])
     first[0] = float(torch.nextafter(torch.tensor(first[0]), torch.tensor(torch.inf)))
 
 
 def lengthen(args: tuple, found: None) -> None:
     """Makes the first squared norm of rows larger by 2^-40 of itself."""
-    first = (kernels.ctypes.c_double * 1).from_address(args[4])
+    first = (reductions.ctypes.c_double * 1).from_address(args[4])
     first[0] *= 1.0 + 2.0**-40
 
 
 def hide(args: tuple, found: None) -> None:
     """Calls a norm zero that is not a number."""
-    squares = (kernels.ctypes.c_double * args[3]).from_address(args[4])
+    squares = (reductions.ctypes.c_double * args[3]).from_address(args[4])
     for row in range(args[3]):
         squares[row] = squares[row] if squares[row] == squares[row] else 0.0
 
 
 def add_once_more(args: tuple, found: None) -> None:
     """Adds a little to the last number of the first total."""
-    last = (kernels.ctypes.c_double * 1).from_address(args[0][0] + 8 * (args[2][0] - 1))
+    last = (reductions.ctypes.c_double * 1).from_address(args[0][0] + 8 * (args[2][0] - 1))
     last[0] += 1e-9
 
 
 def add_late(args: tuple, found: None) -> None:
     """Moves the last number of a total to the next one."""
-    last = (kernels.ctypes.c_double * 1).from_address(args[0] + 8 * (args[1] * args[4] - 1))
+    last = (reductions.ctypes.c_double * 1).from_address(args[0] + 8 * (args[1] * args[4] - 1))
     last[0] = float(torch.nextafter(torch.tensor(last[0], dtype=torch.float64), torch.tensor(torch.inf, dtype=torch.float64)))
 
 
@@ -336,8 +337,8 @@ WRONG = [
 @needs_compiler
 @pytest.mark.parametrize(("name", "spoil"), WRONG, ids=lambda one: getattr(one, "__name__", one))
 def test_kernels_that_compute_something_else_are_not_used(name: str, spoil: Any) -> None:
-    assert kernels.works(kernels.library())
-    assert not kernels.works(Wrong(name, spoil))
+    assert reductions.works(reductions.library())
+    assert not reductions.works(Wrong(name, spoil))
 
 
 @needs_compiler
@@ -353,23 +354,23 @@ def test_the_integers_that_are_squared_are_those_that_are_added_and_those_of_tor
         for step in (1.0, 0.3, 1e3, 2.0**20, 1e-40):
             integers = (x * step).trunc().double()
             total = torch.full((count,), 3.0, dtype=torch.float64)
-            assert kernels.add_truncated(total, [(x, step)] * 3)
+            assert reductions.add_truncated(total, [(x, step)] * 3)
             assert torch.equal(total, 3.0 + integers + integers + integers)
             square = float(integers.square().sum())
-            found = kernels.squares(x, step)
+            found = reductions.squares(x, step)
             assert found == square if square < 2.0**53 else found >= 2.0**53
 
 
 @needs_compiler
 def test_what_the_kernel_of_integers_does_not_serve_is_left_as_it_was() -> None:
     x, total = torch.ones(4, 6), torch.zeros(4, 6, dtype=torch.float64)
-    assert kernels.squares(x.t(), 1.0) is None and kernels.squares(x.double(), 1.0) is None
+    assert reductions.squares(x.t(), 1.0) is None and reductions.squares(x.double(), 1.0) is None
     for values, into in ((x.t(), total), (x.double(), total), (x, total.float()), (x, total.t()), (x[:2], total)):
-        assert not kernels.add_truncated(into, [(x, 1.0), (values, 1.0)] if values is not x else [(values, 1.0)])
+        assert not reductions.add_truncated(into, [(x, 1.0), (values, 1.0)] if values is not x else [(values, 1.0)])
         assert not bool(total.any())
     for bad in (torch.inf, -torch.inf, torch.nan):
         x[1, 2] = bad
-        assert not kernels.squares(x, 1.0) < 2.0**53
+        assert not reductions.squares(x, 1.0) < 2.0**53
 
 
 @needs_compiler
@@ -379,10 +380,10 @@ def test_a_factor_is_scaled_and_turned_to_the_bit(threads: int) -> None:
     for rows, width in ((1, 1), (15, 17), (16, 16), (100, 33), (2048, 384), (4096, 70), (0, 5), (5, 0)):
         x, weights = torch.randn(rows, width + 3, generator=generator), torch.rand(rows, generator=generator)
         for part in (x[:, 1 : width + 1], x[:, :width].t().contiguous().t()):
-            found = kernels.turned(part, weights)
+            found = reductions.turned(part, weights)
             assert found.is_contiguous() and torch.equal(found, (part * weights[:, None]).t())
     x[2, 1], weights = torch.nan, torch.zeros(5)
-    assert kernels.turned(x.double(), weights) is None
+    assert reductions.turned(x.double(), weights) is None
 
 
 @needs_compiler
@@ -396,12 +397,12 @@ def test_rows_have_the_norms_and_weighted_sums_of_float64_whatever_their_company
         weights = torch.rand(len(matrices), rows, generator=generator, dtype=torch.float64)
         totals = [torch.randn(x.shape[1], generator=generator, dtype=torch.float64) for x in matrices]
         wanted = [total + weight @ x.double() for total, weight, x in zip(totals, weights, matrices, strict=True)]
-        squares = kernels.row_squares(matrices)
-        kernels.add_rows(totals, matrices, weights)
+        squares = reductions.row_squares(matrices)
+        reductions.add_rows(totals, matrices, weights)
         for square, x, total, true in zip(squares, matrices, totals, wanted, strict=True):
             torch.testing.assert_close(square, x.double().square().sum(1), rtol=1e-13, atol=0.0)
             torch.testing.assert_close(total, true, rtol=1e-12, atol=1e-9)
-            alone = torch.cat([kernels.row_squares([row[None].clone()])[0] for row in x])
+            alone = torch.cat([reductions.row_squares([row[None].clone()])[0] for row in x])
             assert torch.equal(square, alone), "a norm depends on who else is there"
 
 
@@ -441,15 +442,15 @@ def test_a_sum_that_lies_turned_is_added_to_the_bit(threads: int) -> None:
         total = torch.randn(rows, width, generator=generator, dtype=torch.float64)
         for part in (torch.randn(width, rows, generator=generator).t(), torch.randn(rows, width, generator=generator)):
             true, version = total + part, total._version
-            kernels.add_to(total, part)
+            reductions.add_to(total, part)
             assert torch.equal(total, true) and total._version > version
     kept = torch.zeros(3, 8, dtype=torch.float64)
     for part in (torch.ones(8, 6).t()[::2], torch.ones(8, 3, dtype=torch.float64).t(), torch.ones(8).expand(3, 8)):
-        kernels.add_to(kept, part)
+        reductions.add_to(kept, part)
         assert bool((kept == 1.0).all())
         kept.zero_()
     wide = torch.zeros(3, 16, dtype=torch.float64)[:, ::2]
-    kernels.add_to(wide, torch.ones(8, 3).t())
+    reductions.add_to(wide, torch.ones(8, 3).t())
     assert bool((wide == 1.0).all())
 
 
@@ -461,9 +462,9 @@ def test_norms_beside_one_another_are_those_of_each_to_the_bit(threads: int) -> 
         a = torch.randn(n, t, 70, generator=generator)
         several = [torch.randn(n, t, width, generator=generator) for width in (70, 20, 300)]
         several[1] = several[1].transpose(0, 1).contiguous().transpose(0, 1)
-        found = kernels.grams_beside(a, several)
+        found = reductions.grams_beside(a, several)
         for one, b in zip(found, several, strict=True):
-            alone = kernels.grams(a, b)
+            alone = reductions.grams(a, b)
             for name in ("square", "reach", "in_a", "in_b"):
                 assert torch.equal(getattr(one, name), getattr(alone, name))
 
@@ -471,13 +472,13 @@ def test_norms_beside_one_another_are_those_of_each_to_the_bit(threads: int) -> 
 @needs_compiler
 def test_queries_keys_and_values_share_what_they_were_made_of_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    own = kernels.grams_beside
+    own = reductions.grams_beside
 
     def counted(a: torch.Tensor, several: Any) -> Any:
         asked.append(len(several))
         return own(a, several)
 
-    monkeypatch.setattr(kernels, "grams_beside", counted)
+    monkeypatch.setattr(reductions, "grams_beside", counted)
     generator = torch.Generator().manual_seed(7)
     a, other = (torch.randn(3, 9, 12, generator=generator) for _ in range(2))
     b = [torch.randn(3, 9, 12, generator=generator) for _ in range(5)]
@@ -494,8 +495,8 @@ def test_queries_keys_and_values_share_what_they_were_made_of_and_others_do_not(
 def test_rows_totals_and_weights_that_do_not_fit_reach_no_kernel() -> None:
     x, total = torch.ones(3, 4), torch.zeros(4, dtype=torch.float64)
     with pytest.raises(ValueError):
-        kernels.row_squares([x, torch.ones(2, 4)])
+        reductions.row_squares([x, torch.ones(2, 4)])
     for totals, weights in (([total], torch.ones(1, 2)), ([total[:3]], torch.ones(1, 3)), ([total], torch.ones(2, 3))):
         with pytest.raises(ValueError):
-            kernels.add_rows(totals, [x], weights.double())
+            reductions.add_rows(totals, [x], weights.double())
     assert not bool(total.any())

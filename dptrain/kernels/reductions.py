@@ -1,4 +1,4 @@
-"""Kernels of our own for what no library has, built once where a C++ compiler is at hand (kernels.cpp beside this).
+"""Norms and weighted sums of per-sample gradients, by kernels (reductions.cpp beside this).
 
 * :func:`grams`: norms from Gram matrices. ``<A A^T, B B^T>`` needs one triangle of two symmetric matrices, and of each entry
   the product alone. A library forms both matrices whole and writes them; the kernel takes half of the time of oneDNN.
@@ -14,7 +14,7 @@ Without a compiler (:mod:`dptrain.native`), or where :data:`ENABLED` is false, p
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,7 +24,7 @@ import torch
 from torch._subclasses import FakeTensor
 
 from dptrain import native
-from dptrain.noise.threads import Threads
+from dptrain.kernels.way import each, way
 
 ENABLED = True
 """False sends everything to the products of libraries; results then differ by float32 rounding."""
@@ -35,33 +35,10 @@ DEEP = 256
 NARROW = 64
 """Gradients with one side up to here are formed by :func:`outer`; a library is as fast on wider ones."""
 
-LEAST = 1 << 18
-"""Multiplications of a microbatch below which handing it to threads costs more than it saves."""
-
-_SOURCE = Path(__file__).with_name("kernels.cpp")
-_MOST_THREADS = 64
+_SOURCE = Path(__file__).with_suffix(".cpp")
 _LANES = 16
 _ROUNDED = 1.0 + 2.0**-10
 """At least what lengths must be multiplied by that are square roots of the float32 entries on a diagonal."""
-
-_threads = Threads(_MOST_THREADS)
-
-
-@dataclass
-class Way:
-    """Says how the microbatch that is under way computes; of one process, for there is one at a time.
-
-    Attributes:
-        torch_alone: everything is left to torch. holding: what holds products to torch's, in probes. owner: who set both; a
-            microbatch that was left in the middle may end when another one is under way, and must not end the way of that.
-    """
-
-    torch_alone: bool = False
-    holding: Any = None
-    owner: object = None
-
-
-way = Way()
 
 
 @dataclass(frozen=True)
@@ -103,7 +80,7 @@ def grams_beside(a_NTD: torch.Tensor, b_NTP: Sequence[torch.Tensor]) -> list[Gra
     sums = torch.empty(len(several), 4, n, dtype=torch.float64)
     run = library().dptrain_gram
     widths = [b.shape[2] for b in several]
-    _each(n, n * t * t * (d + sum(widths)) // 2, lambda first, many: run(*_beside(a, several, first, many, sums)))
+    each(n, n * t * t * (d + sum(widths)) // 2, lambda first, many: run(*_beside(a, several, first, many, sums)))
     tiny = torch.finfo(torch.float32).tiny
     found = []
     for (square, reach, in_a, in_b), p in zip(sums, widths, strict=True):
@@ -145,7 +122,7 @@ def outer_of(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:
         panel = torch.empty(_LANES * t)
         run(*_of(a, b, first, many), out.data_ptr() + 4 * first * p * d, panel.data_ptr())
 
-    _each(n, n * t * p * d, some)
+    each(n, n * t * p * d, some)
     return out
 
 
@@ -168,7 +145,7 @@ def turned(x_KW: torch.Tensor, weight_K: torch.Tensor) -> torch.Tensor | None:
         places = x.data_ptr() + 4 * start, weight_K.data_ptr(), out.data_ptr() + 4 * start * rows
         run(places[0], x.stride(0), rows, end - start, places[1], places[2])
 
-    _each(blocks, x.numel(), some)
+    each(blocks, x.numel(), some)
     return out
 
 
@@ -186,7 +163,7 @@ def add_to(total: torch.Tensor, part: torch.Tensor) -> None:
         start, end = first * _LANES, min((first + many) * _LANES, rows)
         run(total.data_ptr() + 8 * start * width, width, part.data_ptr() + 4 * start, rows, end - start)
 
-    _each(blocks, total.numel(), some)
+    each(blocks, total.numel(), some)
     torch.autograd.graph.increment_version(total)
 
 
@@ -226,7 +203,7 @@ def row_squares(matrices: Sequence[torch.Tensor]) -> torch.Tensor:
     def some(first: int, many: int) -> None:
         run(*_list(matrices[first : first + many]), many, rows, out.data_ptr() + 8 * first * rows)
 
-    _each(len(matrices), sum(x.numel() for x in matrices), some)
+    each(len(matrices), sum(x.numel() for x in matrices), some)
     return out
 
 
@@ -246,7 +223,7 @@ def add_rows(totals: Sequence[torch.Tensor], matrices: Sequence[torch.Tensor], w
         places = (ctypes.c_void_p * many)(*(total.data_ptr() for total in totals[first : first + many]))
         run(places, *_list(matrices[first : first + many]), many, rows, weights.data_ptr() + 8 * first * rows)
 
-    _each(len(matrices), sum(x.numel() for x in matrices), some)
+    each(len(matrices), sum(x.numel() for x in matrices), some)
 
 
 def _rows_of(matrices: Sequence[torch.Tensor]) -> int:
@@ -266,10 +243,15 @@ def _list(matrices: Sequence[torch.Tensor]) -> tuple[Any, Any]:
 
 def _serve(*values: torch.Tensor, traced: bool = False) -> bool:
     """Tells whether a kernel serves these factors; ``traced``: also those without values, of which a graph is made."""
+    return plain(*values, traced=traced) and library() is not None
+
+
+def plain(*values: torch.Tensor, traced: bool = False) -> bool:
+    """Tells whether kernels may be given these: float32 numbers in memory of the processor, and nobody left them to torch."""
     kinds = (torch.Tensor, FakeTensor) if traced else (torch.Tensor,)
-    plain = all(type(x) in kinds and x.dtype == torch.float32 and x.device.type == "cpu" and not x.is_neg() for x in values)
-    held = plain and all(type(x) is FakeTensor or x.data_ptr() or not x.numel() for x in values)  # not zeros without memory
-    return held and ENABLED and not way.torch_alone and library() is not None
+    known = all(type(x) in kinds and x.dtype == torch.float32 and x.device.type == "cpu" and not x.is_neg() for x in values)
+    held = known and all(type(x) is FakeTensor or x.data_ptr() or not x.numel() for x in values)  # not zeros without memory
+    return held and ENABLED and not way.torch_alone
 
 
 def _lined(value: torch.Tensor) -> torch.Tensor:
@@ -281,16 +263,6 @@ def _of(a: torch.Tensor, b: torch.Tensor, first: int, many: int) -> tuple[int, .
     """Lists what a kernel is told of the factors of ``many`` contributions."""
     places = [(x.data_ptr() + 4 * first * x.stride(0), x.stride(0), x.stride(1), x.shape[2]) for x in (a, b)]
     return *places[0], *places[1], many, a.shape[1]
-
-
-def _each(count: int, multiplications: int, work: Callable[[int, int], None]) -> None:
-    """Shares contributions among as many threads as torch is told to use: ``work(first, how many)``."""
-    pieces = min(count, torch.get_num_threads()) if multiplications >= LEAST else min(count, 1)
-    cuts = [piece * count // max(1, pieces) for piece in range(pieces + 1)]
-    if pieces > 1:
-        _threads.each(lambda piece: work(cuts[piece], cuts[piece + 1] - cuts[piece]), range(pieces))
-    elif pieces:
-        work(0, count)
 
 
 # ----------------------------------------------------------------------------------------------------------------- building

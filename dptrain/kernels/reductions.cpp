@@ -3,28 +3,20 @@
 // A tile of a Gram matrix is added up in registers: TALL rows of x by WIDE rows of x, which lie transposed in a panel. Blocks of
 // SIDE x SIDE entries of both matrices stay in the cache of a core until their products are added, in float64. Every entry is a
 // sum of runs of DEEP terms, each added one after the other in float32.
-
 //
-// And what certified sums do with every coordinate: scale it, truncate it towards zero, and square or add up what is left.
+// What certified sums do with every coordinate: scale it, truncate it towards zero, and square or add up what is left.
 //
 // And squared norms and weighted sums of gradients that are formed, of many small tensors in one call.
 
 #include <cmath>
 
+#include "lanes.h"
+
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int LANES = 16, TALL = 8;
-#else
-constexpr int LANES = 8, TALL = 6;
-#endif
-constexpr int WIDE = 2 * LANES;
 constexpr int SIDE = 128;
 constexpr int DEEP = 256;
 constexpr int RUN = 1024;
-
-typedef float Lane __attribute__((vector_size(4 * LANES)));
-typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4)));
 
 struct Room {
     alignas(64) float panels[SIDE / WIDE * DEEP * WIDE];
@@ -33,37 +25,20 @@ struct Room {
     alignas(64) float zeros[DEEP];
 };
 
-template <int... I> struct Places {};
-template <int N, int... I> struct Count : Count<N - 1, N - 1, I...> {};
-template <int... I> struct Count<0, I...> { typedef Places<I...> Of; };
-
-template <int S, int... I> inline void exchange(Lane& x, Lane& y, Places<I...>) {
-    Lane low = __builtin_shufflevector(x, y, (I & S ? I - S + LANES : I)...);
-    y = __builtin_shufflevector(x, y, (I & S ? I + LANES : I + S)...);
-    x = low;
-}
-
-template <int S> inline void turn(Lane* rows) {
-    for (int r = 0; r < LANES; ++r)
-        if (!(r & S)) exchange<S>(rows[r], rows[r + S], typename Count<LANES>::Of());
-}
-
 // Writes LANES terms of LANES rows, from term k on, as LANES lines of a panel.
 inline void transpose(const float* const* from, long k, float* to) {
     Lane rows[LANES];
-    for (int r = 0; r < LANES; ++r) rows[r] = (Lane)*(const Loose*)(from[r] + k);
-    turn<1>(rows), turn<2>(rows), turn<4>(rows);
-    if (LANES > 8) turn<LANES / 2>(rows);
+    for (int r = 0; r < LANES; ++r) rows[r] = load(from[r] + k);
+    turn(rows);
     for (int r = 0; r < LANES; ++r) *(Lane*)(to + r * WIDE) = rows[r];
 }
 
 // Writes what LANES rows of x have in LANES columns, each row times its weight, as LANES rows of `out`.
 inline void turn_weighted(const float* x, long row, const float* weights, float* out, long rows) {
     Lane block[LANES];
-    for (int r = 0; r < LANES; ++r) block[r] = (Lane)*(const Loose*)(x + r * row) * weights[r];
-    turn<1>(block), turn<2>(block), turn<4>(block);
-    if (LANES > 8) turn<LANES / 2>(block);
-    for (int r = 0; r < LANES; ++r) *(Loose*)(out + r * rows) = (Loose)block[r];
+    for (int r = 0; r < LANES; ++r) block[r] = load(x + r * row) * weights[r];
+    turn(block);
+    for (int r = 0; r < LANES; ++r) store(out + r * rows, block[r]);
 }
 
 // Lays rows of x out in panels of WIDE rows, term by term; rows that are missing are zeros.
@@ -130,7 +105,7 @@ void strip(const float* x, long x_row, const float* y, long y_row, long left, lo
     for (long k = 0; k < t; ++k, x += x_row, y += y_row) {
         __builtin_prefetch(x + WIDE), __builtin_prefetch(x + WIDE + LANES), __builtin_prefetch(y + 2 * R);  // of the strip to come
         Lane row[V];
-        for (int v = 0; v < V; ++v) row[v] = (Lane)*(const Loose*)(x + v * LANES);
+        for (int v = 0; v < V; ++v) row[v] = load(x + v * LANES);
         for (int i = 0; i < R; ++i) {
             float one = y[at[i]];
             for (int v = 0; v < V; ++v) sums[i][v] += one * row[v];
@@ -236,9 +211,8 @@ extern "C" void dptrain_add_turned(double* total, long width, const float* x, lo
         for (long c = 0; c < whole; c += LANES) {
             Lane block[LANES];
             for (int k = 0; k < LANES; ++k) __builtin_prefetch(x + (c + 2 * LANES + k) * row + r);
-            for (int k = 0; k < LANES; ++k) block[k] = (Lane)*(const Loose*)(x + (c + k) * row + r);
-            turn<1>(block), turn<2>(block), turn<4>(block);
-            if (LANES > 8) turn<LANES / 2>(block);
+            for (int k = 0; k < LANES; ++k) block[k] = load(x + (c + k) * row + r);
+            turn(block);
             for (int i = 0; i < LANES; ++i)
                 for (int k = 0; k < LANES; ++k) to[i * width + c + k] += (double)block[i][k];
         }
