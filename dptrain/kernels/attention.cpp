@@ -169,6 +169,51 @@ inline void weigh_back(float* line, float* slope, const float* mask, long step, 
     for (; j < end; j += LANES) *(Lane*)(line + j) = *(Lane*)(slope + j) = Lane{};
 }
 
+// V * LANES columns of one product: `left` rows of x from `at` on, whatever lies behind the last of them.
+template <int V, bool TURNED>
+inline void columns(const float* x, long x_row, long left, const float* y, long y_row, long terms, float* to, long row, long kept) {
+    Lane sums[TALL][V];
+    if (TURNED && left < TALL) {  // a row of x may end where memory does
+        for (int i = 0; i < TALL; ++i)
+            for (int v = 0; v < V; ++v) sums[i][v] = Lane{};
+        for (long k = 0; k < terms; ++k)
+            for (long i = 0; i < left; ++i)
+                for (int v = 0; v < V; ++v) sums[i][v] += x[k * x_row + i] * load(y + k * y_row + v * LANES);
+    } else {
+        product<TALL, V, TURNED>(x, x_row, left, y, y_row, terms, sums);
+    }
+    for (long i = 0; i < least(left, TALL); ++i)
+        for (int v = 0; v < V; ++v) {
+            float* at = to + i * row + v * LANES;
+            if (kept >= V * LANES)
+                store(at, sums[i][v]);
+            else
+                for (long c = 0; c < LANES && v * LANES + c < kept; ++c) at[c] = sums[i][v][c];
+        }
+}
+
+template <int V, bool TURNED>
+void all_rows(const float* x, long x_row, long rows, const float* y, long y_row, long terms, float* to, long row, long kept) {
+    for (long i = 0; i < rows; i += TALL)
+        columns<V, TURNED>(TURNED ? x + i : x + i * x_row, x_row, rows - i, y, y_row, terms, to + i * row, row, kept);
+}
+
+// out = x y: m x n, k terms. What is turned lies in columns.
+template <bool TURNED>
+void multiply(const float* x, long x_row, const float* y, long y_row, long y_turned, long m, long n, long k, float* out, float* room) {
+    long c = 0;
+    if (y_turned) {
+        lay_out(y, y_row, n, k, room);
+        for (; c < n; c += WIDE) all_rows<2, TURNED>(x, x_row, m, room + c * k, WIDE, k, out + c, n, n - c);
+        return;
+    }
+    for (; c + WIDE <= n; c += WIDE) all_rows<2, TURNED>(x, x_row, m, y + c, y_row, k, out + c, n, WIDE);
+    if (c == n) return;
+    for (long t = 0; t < k; ++t)
+        for (long j = 0; j < WIDE; ++j) room[t * WIDE + j] = c + j < n ? y[t * y_row + c + j] : 0.0f;
+    all_rows<2, TURNED>(x, x_row, m, room, WIDE, k, out + c, n, n - c);
+}
+
 }  // namespace
 
 // Floats of room that a thread needs.
@@ -246,5 +291,16 @@ extern "C" void dptrain_attention_backward(float* const* at, const long* lay, co
                             scale, dk.of(j), dk.row);
             }
         }
+    }
+}
+
+// Products of matrices in pairs. sizes: rows, columns, terms, whether x lies turned, and y; of x and y how far pairs, and rows or
+// columns, lie apart. Terms of a turned y are a multiple of LANES. `room` is for (columns + 32) * terms floats.
+extern "C" void dptrain_products(const float* x, const float* y, const long* sizes, long first, long many, float* out, float* room) {
+    const long m = sizes[0], n = sizes[1], k = sizes[2];
+    for (long one = first; one < first + many; ++one) {
+        const float *left = x + one * sizes[5], *right = y + one * sizes[7];
+        auto run = sizes[3] ? multiply<true> : multiply<false>;
+        run(left, sizes[6], right, sizes[8], sizes[4], m, n, k, out + one * m * n, room);
     }
 }

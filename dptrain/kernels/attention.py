@@ -1,8 +1,9 @@
 """Attention in the forward and backward pass of a private microbatch, by a kernel (attention.cpp beside this).
 
 On CPUs torch computes attention with products of MKL, and scores above a causal diagonal with the others; the kernel takes a
-half to a quarter of the time (docs/performance.md). What it does not serve is left to torch: other types, heads whose width is
-no multiple of 16, dropout inside.
+half to a quarter of the time (docs/performance.md). Where scores are dropped out, or attention is written out, it is a softmax
+between products of small matrices in pairs, which have a kernel of their own. What is not served is left to torch: other types,
+heads whose width is no multiple of 16, dropout inside.
 
 A query that sees no key gets zeros and gives none back, as from torch.
 """
@@ -21,12 +22,16 @@ from dptrain.kernels.way import each, way, wrong
 
 FORWARD: Final = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 BACKWARD: Final = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+PAIRS: Final = torch.ops.aten.bmm.default
 
 WIDTH = 16
 """Heads are as wide as a multiple of this."""
 
 MOST = 1 << 14
 """Keys of a head, which bound the room of a thread."""
+
+LEAST, LARGEST = 1 << 20, 1 << 16
+"""Multiplications below which a call of its own costs more than it saves; entries of a second factor, which a cache holds."""
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 
@@ -84,7 +89,21 @@ def attend_back(
     return found
 
 
-OPERATIONS: Final[dict[Any, Callable[..., Any]]] = {FORWARD: attend, BACKWARD: attend_back}
+def multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Returns x y for matrices in pairs, (B, M, K) and (B, K, N), as torch's operation does; raises as :func:`attend`."""
+    if not serves_pairs(x, y):
+        return PAIRS(x, y)
+    found = multiply_by(x, y)
+    if way.holding is not None:
+        true, sizes = PAIRS(x, y), torch.linalg.vector_norm(x, dim=2)[..., None] * torch.linalg.vector_norm(y, dim=1)[:, None]
+        alike = ((found - true).abs() <= NEAR * (sizes + true.abs())) | (~true.isfinite() & ~found.isfinite())
+        if not bool(alike.all()):
+            at = tuple(torch.nonzero(~alike)[0].tolist())
+            raise wrong(f"a product of pairs, {tuple(x.shape)} and {tuple(y.shape)},", float(found[at]), float(true[at]))
+    return found
+
+
+OPERATIONS: Final[dict[Any, Callable[..., Any]]] = {FORWARD: attend, BACKWARD: attend_back, PAIRS: multiply}
 """What computes in the place of torch's operations."""
 
 
@@ -124,6 +143,42 @@ def attend_back_by(
     given = [query, key, value, mask, _lined(out), logs, _lined(grad), *found]
     _run(library(), "dptrain_attention_backward", given, causal, scale, 5)
     return found
+
+
+def serves_pairs(x: torch.Tensor, y: torch.Tensor, *, traced: bool = False) -> bool:
+    """Tells whether the kernel serves a product of matrices in pairs."""
+    (pairs, m, k), n = x.shape, y.shape[2]
+    fits = 0 < k * n <= LARGEST and pairs * m * k * n >= LEAST and (_lies(y) != TURNED or k % WIDTH == 0)
+    return fits and reductions.plain(x, y, traced=traced) and library() is not None
+
+
+def multiply_by(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Returns x y of factors that the kernel serves, (B, M, N)."""
+    return _multiply(library(), x, y)
+
+
+def _multiply(found: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    (pairs, m, k), n = x.shape, y.shape[2]
+    x, y = (one if _lies(one) else one.contiguous() for one in (x, y))
+    out = x.new_empty(pairs, m, n)
+    told = [(_lies(one) == TURNED, one.stride(0), one.stride(2 if _lies(one) == TURNED else 1)) for one in (x, y)]
+    sizes = (ctypes.c_long * 9)(m, n, k, told[0][0], told[1][0], *told[0][1:], *told[1][1:])
+    run = found.dptrain_products
+
+    def some(first: int, many: int) -> None:
+        room = torch.empty((n + 2 * WIDTH) * k)
+        run(x.data_ptr(), y.data_ptr(), sizes, first, many, out.data_ptr(), room.data_ptr())
+
+    each(pairs, pairs * m * k * n, some)
+    return out
+
+
+IN_ROWS, TURNED = 1, 2
+
+
+def _lies(x: torch.Tensor) -> int:
+    """Tells whether the rows of matrices, or their columns, have one entry behind the other; 0 if neither."""
+    return IN_ROWS if x.stride(2) == 1 or x.shape[2] == 1 else TURNED if x.stride(1) == 1 or x.shape[1] == 1 else 0
 
 
 def shapes(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -238,6 +293,8 @@ def _declared(found: Any) -> None:
     found.dptrain_attention_room.argtypes, found.dptrain_attention_room.restype = [number] * 3, number
     for run in (found.dptrain_attention, found.dptrain_attention_backward):
         run.argtypes, run.restype = [pointer, pointer, pointer, ctypes.c_float, number, number, pointer], None
+    found.dptrain_products.argtypes = [pointer, pointer, pointer, number, number, pointer, pointer]
+    found.dptrain_products.restype = None
 
 
 def works(found: Any) -> bool:
@@ -260,6 +317,21 @@ def works(found: Any) -> bool:
             near = (own - other).abs() <= 1e-5 * (1.0 + queries**0.5)
             near[n - 1, heads - 1] = bool(own[n - 1, heads - 1].isnan().any())
             if not bool(near.all()):
+                return False
+    return all(_multiplies(found, m, k, n) for m, k, n in ((1, 16, 1), (7, 32, 33), (65, 64, 70), (9, 5, 64)))
+
+
+def _multiplies(found: Any, m: int, k: int, n: int) -> bool:
+    """Tells whether products of pairs are right however the factors lie, and a NaN stays in its row."""
+    x, y = (torch.arange(2 * a * b, dtype=torch.float32).remainder_(37.0).sub_(18.0).view(2, a, b) for a, b in ((m, k), (k, n)))
+    true = x.double() @ y.double()
+    x[1, m - 1, k - 1] = torch.nan
+    for left in (x, x.mT.contiguous().mT):
+        for right in (y, y.mT.contiguous().mT) if k % WIDTH == 0 else (y,):
+            gap = (_multiply(found, left, right) - true).abs()
+            alone = bool(gap[1, m - 1].isnan().all())
+            gap[1, m - 1] = 0.0
+            if not (alone and bool((gap <= 1e-5 * 324.0 * k).all())):
                 return False
     return True
 

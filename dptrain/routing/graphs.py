@@ -151,8 +151,8 @@ def make_graph(router: Router, model: nn.Module, outer: nn.Module, loss: Loss, r
     if any(_draws(node) for node in graph.graph.nodes):
         raise NotTraceable("the forward draws random numbers that have no address")
     if values[0].device.type == "cpu":
-        use_onednn(graph)
         use_attention(graph)
+        use_onednn(graph)
     outside = nullcontext() if sandbox is None else sandbox.aside()
     try:
         # The compiler is no part of the user's program.
@@ -330,6 +330,9 @@ _LIBRARY.define(
     "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor logs, Tensor? mask, bool causal, "
     "float? scale) -> (Tensor, Tensor, Tensor)"
 )
+_LIBRARY.define("products(Tensor x_BMK, Tensor y_BKN) -> Tensor")
+_LIBRARY.impl("products", attention.multiply_by, "CPU")
+_LIBRARY.impl("products", lambda x, y: x.new_empty(x.shape[0], x.shape[1], y.shape[2]), "Meta")
 _LIBRARY.impl("attention", attention.attend_by, "CPU")
 _LIBRARY.impl("attention", lambda q, k, v, mask, causal, scale: attention.shapes(q), "Meta")
 _LIBRARY.impl("attention_backward", attention.attend_back_by, "CPU")
@@ -385,6 +388,10 @@ def use_attention(graph: GraphModule) -> int:
     ours = torch.ops.dptrain
     changed = 0
     for node in list(graph.graph.nodes):
+        if node.target is attention.PAIRS and attention.serves_pairs(*(one.meta["val"] for one in node.args), traced=True):
+            node.target = ours.products.default
+            changed += 1
+            continue
         if node.target is attention.FORWARD:
             factors, (dropped, causal) = node.args[:3], (*node.args[3:], 0.0, False)[:2]
             operator, tensors = ours.attention, factors
