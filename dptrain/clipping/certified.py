@@ -41,7 +41,7 @@ from dptrain.clipping.fast import Bounds, Pieces, Sums, full_precision, precisio
 from dptrain.clipping.one_contribution import Rows, Single, gradient_of
 from dptrain.clipping.resolver import Schedule
 from dptrain.errors import UnsupportedPolicy
-from dptrain.gradients.forms import Dense, norm_sq
+from dptrain.gradients.forms import Dense, norms_sq
 from dptrain.kernels import reductions
 from dptrain.noise.lattice import MOST_THREADS
 from dptrain.noise.threads import Threads
@@ -374,7 +374,7 @@ def _truncated(part: torch.Tensor, step: float) -> torch.Tensor:
 
 
 def _norm_sq(gradient: Single) -> torch.Tensor:
-    return norm_sq([Dense(_flat(gradient).reshape(1, -1))])
+    return norms_sq([[Dense(_flat(gradient).reshape(1, -1))]])[0]
 
 
 def _norm_1(gradient: Single) -> float:

@@ -427,7 +427,9 @@ def outer_of_one(a_TD: torch.Tensor, b_TP: torch.Tensor) -> torch.Tensor:
     """
     a, b = _settled(a_TD), _settled(b_TP)
     if _fits(a, b, a.shape[0] * a.shape[1] * b.shape[1]):
-        return _product(a, b).contiguous()
+        found = _product(a, b)
+        lies = None if found.is_contiguous() else reductions.turned(found.t(), found.new_ones(found.shape[1]))
+        return found.contiguous() if lies is None else lies
     return b.t() @ a
 
 
