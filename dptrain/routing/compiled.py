@@ -463,14 +463,22 @@ def _agree(gaps: list[tuple[str, _Gap]] | None, tolerance: float) -> torch.Tenso
 
 
 def _gap(found_NK: torch.Tensor, truth_NK: torch.Tensor) -> _Gap:
-    """Measures in float64, a row at a time: all rows at once would take more memory than a step."""
-    size = torch.zeros(len(truth_NK), dtype=torch.float64, device=truth_NK.device)
-    gap = torch.zeros_like(size)
-    for row, (found, truth) in enumerate(zip(found_NK, truth_NK, strict=True)):
-        exact = truth.double()
+    """Measures distances and sizes of rows; those that float32 cannot tell, in float64, a row at a time for its memory."""
+    if truth_NK.dtype not in (torch.float32, torch.float64):
+        found_NK, truth_NK = found_NK.double(), truth_NK.double()
+    size = torch.linalg.vector_norm(truth_NK, dim=1)
+    gap = torch.linalg.vector_norm(found_NK - truth_NK, dim=1)
+    told = (size > _SMALL) & (size < _LARGE) & (gap < _LARGE)
+    size, gap = size.double(), gap.double()
+    for row in torch.nonzero(~told).flatten().tolist():
+        exact = truth_NK[row].double()
         size[row] = torch.linalg.vector_norm(exact)
-        gap[row] = torch.linalg.vector_norm(exact.sub_(found) if exact is not truth else found.double() - truth)
+        gap[row] = torch.linalg.vector_norm(found_NK[row].double() - exact)
     return gap, size
+
+
+_SMALL, _LARGE = 1e-15, 1e15
+"""Norms between which no square of an entry that counts vanishes or overflows in float32."""
 
 
 def _alike(measured: _Gap, floor_N: torch.Tensor, tolerance: float) -> torch.Tensor:
