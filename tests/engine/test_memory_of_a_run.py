@@ -19,7 +19,7 @@ from dptrain.native import KeptMemory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    held = [torch.full((1 << 22,), 1.0) for _ in range(20)]
+    held = [torch.full((1 << size,), 1.0) for size in (22,) * 16 + (24,)]  # 16 MiB each, and one of 64
     del held
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
@@ -50,13 +50,13 @@ def test_freed_memory_is_kept_inside_unless_the_user_has_tuned_it(tuned: dict[st
 
 
 def test_memory_is_kept_from_the_first_step_to_the_end(tmp_path, monkeypatch) -> None:
-    told: list[int] = []
-    monkeypatch.setattr(native, "_thresholds", told.append)
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(native, "_thresholds", lambda *given: told.append(given))
     monkeypatch.setattr(native, "_tuned", lambda: False)
     monkeypatch.setattr(native.KeptMemory, "_open", 0)  # other tests leave runs open
     trainer = Trainer(make_world(tmp_path, steps=2))
     assert told == []
     trainer.run()
-    assert told == [native._ALL]
+    assert told == [(native._ALL, 0)]
     trainer.close()
-    assert told == [native._ALL, native._USUAL]
+    assert told == [(native._ALL, 0), (native._USUAL, native._MAPS)]
