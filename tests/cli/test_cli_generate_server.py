@@ -12,6 +12,7 @@ from tests.worlds.postgres import Cluster, require_server
 from tests.worlds.programs import started, told
 from tests.worlds.text_runs import lines_of, write_corpus, write_queries, write_world
 
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Cluster]:
     require_server()
