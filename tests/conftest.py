@@ -40,9 +40,13 @@ _files_in_memory()
 
 
 def pytest_collection_finish() -> None:
-    """Takes what imports and collection made out of the garbage collector's rounds: millions of objects that never go."""
+    """Takes what imports and collection made out of the garbage collector's rounds: millions of objects that never go.
+
+    Rounds are rarer, too: tests that read the source keep trees of it, and every round would go through those.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(5_000, 10, 10)
 
 
 @pytest.hookimpl(tryfirst=True)

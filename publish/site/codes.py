@@ -66,6 +66,7 @@ class Source:
         self.above: dict[ast.AST, ast.AST] = {
             child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)
         }
+        self._given: dict[ast.AST, list[tuple[ast.expr, ast.expr]]] = {}
 
     @cached_property
     def constants(self) -> dict[str, str]:
@@ -91,14 +92,18 @@ class Source:
 
     def assigned(self, name: str, node: ast.AST) -> list[ast.expr]:
         """Returns the values that a name gets in the function around a node."""
-        found: list[ast.expr] = []
-        for one in ast.walk(self.scope(node)):
-            if isinstance(one, ast.Assign):
-                for target in one.targets:
-                    found += _bound(target, one.value, name)
-            elif isinstance(one, ast.AnnAssign | ast.NamedExpr) and one.value is not None:
-                found += _bound(one.target, one.value, name)
-        return found
+        return [value for target, given in self._assignments(self.scope(node)) for value in _bound(target, given, name)]
+
+    def _assignments(self, scope: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
+        """Returns targets and values in a function, or in the module; each is walked once."""
+        if scope not in self._given:
+            found = self._given[scope] = []
+            for one in ast.walk(scope):
+                if isinstance(one, ast.Assign):
+                    found += [(target, one.value) for target in one.targets]
+                elif isinstance(one, ast.AnnAssign | ast.NamedExpr) and one.value is not None:
+                    found.append((one.target, one.value))
+        return self._given[scope]
 
 
 def _bound(target: ast.expr, value: ast.expr, name: str) -> list[ast.expr]:

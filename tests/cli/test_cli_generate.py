@@ -17,6 +17,7 @@ from dptrain.inference.invisibleink.tasks import names
 from ledger.budget.log import BudgetLog
 from ledger.budget.rho import epsilon_of_rho
 from ledger.storage.place import Place
+from tests.worlds.programs import started, told
 from tests.worlds.text_runs import NUMBERS, TASK, lines_of, write_labels, write_references, write_world
 
 PLAN = Plan.for_epsilon(8.0, delta=1e-6, batch=3, tokens=6)
@@ -41,22 +42,33 @@ def plan_of(words):
 
 
 def cut(folder, words, number):
-    """Ends a run from outside while a text is under way; returns its folder, what was whole, and the exit code."""
-    environment = {**os.environ, "PYTHONPATH": _TREE, "OMP_NUM_THREADS": "1"}
+    """Ends a run from outside while a text that is paid for is under way; returns its folder, what was whole, and the exit
+    code."""
     for name in ("run0", "run1", "run2"):
         run = folder / name
-        typed = [sys.executable, "-m", "dptrain", *words, "--out", name]
-        process = subprocess.Popen(typed, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        while not ((run / "begun.json").exists() and json.loads((run / "begun.json").read_text())["begun"] >= 2):
-            assert process.poll() is None, process.communicate()
+        process = started(folder, [*words, "--out", name])
+        while paid(run) < 2:
+            assert process.exitcode is None, told(folder, process)
             time.sleep(0.02)
-        time.sleep(0.1)  # by then it is paid for; a text of so many tokens takes several times that
-        process.send_signal(number)
-        process.communicate()
+        os.kill(process.pid, number)
+        process.join()
         whole = lines_of(run / "texts.jsonl")
-        if json.loads((run / "begun.json").read_text())["begun"] == len(whole) + 1:
-            return name, whole, process.returncode
-    raise AssertionError("each was ended between two texts")
+        if begun(run) == paid(run) == len(whole) + 1:
+            return name, whole, process.exitcode
+    raise AssertionError("each was ended between two texts, or before one was paid for")
+
+
+def begun(run):
+    """Returns how many texts a run has noted that it begins."""
+    return json.loads((run / "begun.json").read_text())["begun"] if (run / "begun.json").exists() else 0
+
+
+def paid(run):
+    """Returns how many texts a run has paid for: it notes that one begins before it does."""
+    if not begun(run):
+        return 0
+    with BudgetLog.open(Place.of(run / "budget.db"), read_only=True) as log:
+        return log.state.reserves
 
 
 def test_a_run_makes_a_text_of_every_batch_and_an_auditor_verifies_what_was_charged(shell, typed):

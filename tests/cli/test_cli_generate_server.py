@@ -1,8 +1,5 @@
 """`dptrain generate` with its budget in a PostgreSQL database: runs of two processes share it, and no password is in sight."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +9,8 @@ from dptrain.inference.invisibleink.retrieval import CORPUS
 from ledger.budget.log import BudgetLog
 from ledger.storage.place import Place
 from tests.worlds.postgres import Cluster, require_server
+from tests.worlds.programs import started, told
 from tests.worlds.text_runs import lines_of, write_corpus, write_queries, write_world
-
-_TREE = str(Path(__file__).resolve().parents[2])
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +28,11 @@ def url(server, shell, request) -> str:
 
 def at_once(folder: Path, *typed: list[str]) -> list[int]:
     """Runs commands at the same time; returns their exit codes."""
-    environment = {**os.environ, "PYTHONPATH": _TREE, "OMP_NUM_THREADS": "1"}
-    run = {"cwd": folder, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    running = [subprocess.Popen([sys.executable, "-m", "dptrain", *words], **run) for words in typed]
-    said = [process.communicate() for process in running]
-    assert all(process.returncode in (0, 1) for process in running), said
-    return [process.returncode for process in running]
+    running = [started(folder, words) for words in typed]
+    for process in running:
+        process.join()
+    assert all(process.exitcode in (0, 1) for process in running), [told(folder, process) for process in running]
+    return [process.exitcode for process in running]
 
 
 def test_two_processes_that_share_a_budget_on_a_server_make_as_many_texts_as_it_holds(shell, url):

@@ -1,6 +1,8 @@
 """What the processes of a test have imported before they are forked; short, since that is all. Nothing here may run threads."""
 
 import accelerate  # noqa: F401
+import cryptography.hazmat.backends  # noqa: F401
+import sqlalchemy.dialects.sqlite  # noqa: F401
 import torch._dynamo
 import torch.distributed  # noqa: F401
 import transformers  # noqa: F401

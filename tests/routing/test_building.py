@@ -20,11 +20,15 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from dptrain.routing import building  # noqa: E402
 
 
+def emptied(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    patch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
+    clear_caches()
+
+
 @pytest.fixture(autouse=True)
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
-    clear_caches()
+    emptied(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -32,9 +36,7 @@ def commands() -> list[str]:
     return []
 
 
-@pytest.fixture
-def calls(commands: list, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Sources that the compiler is called with, but those that try what a processor can do."""
+def listened(commands: list, patch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     call = cpp_builder.run_compile_cmd
 
@@ -43,8 +45,14 @@ def calls(commands: list, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         made.extend(re.findall(r"\S+main\.cpp", command)[:1])
         call(command, cwd)
 
-    monkeypatch.setattr(cpp_builder, "run_compile_cmd", run)
+    patch.setattr(cpp_builder, "run_compile_cmd", run)
     return made
+
+
+@pytest.fixture
+def calls(commands: list, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Sources that the compiler is called with, but those that try what a processor can do."""
+    return listened(commands, monkeypatch)
 
 
 VALUES = [torch.linspace(-3.0, 5.0, 64 * 96).view(64, 96), torch.linspace(2.0, -1.0, 96 * 32).view(96, 32)]
@@ -64,11 +72,15 @@ def built(form: Callable = building.together, function: Callable = chain) -> lis
         return list(torch._inductor.compile(graph, [VALUES])(list(VALUES)))
 
 
-@pytest.fixture
-def one_by_one(uncached: None) -> list:
-    found = built(nullcontext)
+@pytest.fixture(scope="module")
+def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> tuple[list, int]:
+    """What inductor's own kernels give, and how many those are, built in a directory that no other test has."""
+    with pytest.MonkeyPatch.context() as patch, inductor.patch(fx_graph_cache=False):
+        emptied(tmp_path_factory.mktemp("one_by_one"), patch)
+        calls = listened([], patch)
+        found = built(nullcontext)
     clear_caches()
-    return found
+    return found, len(calls)
 
 
 def same(found: list, truth: list) -> bool:
@@ -83,15 +95,14 @@ def uncached() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_one_call_of_the_compiler_builds_the_very_kernels(calls: list, workers: int, uncached: None, one_by_one: list) -> None:
-    alone = len(calls)
+def test_one_call_of_the_compiler_builds_the_very_kernels(calls: list, workers: int, uncached: None, one_by_one: tuple) -> None:
+    truth, alone = one_by_one
     assert alone >= 3
-    calls.clear()
     with inductor.patch(compile_threads=workers):
-        assert same(built(), one_by_one)
+        assert same(built(), truth)
     assert len(calls) == 1
     calls.clear()
-    assert same(built(), one_by_one)
+    assert same(built(), truth)
     assert not calls, "it was kept"
 
 
@@ -119,24 +130,20 @@ def test_units_are_as_many_as_have_enough_to_do_and_none_grows_too_large(kernels
 
 
 def test_kernels_of_many_units_are_the_same(
-    calls: list, one_by_one: list, uncached: None, monkeypatch: pytest.MonkeyPatch
+    calls: list, one_by_one: tuple, uncached: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = len(calls)
-    calls.clear()
+    truth, alone = one_by_one
     monkeypatch.setattr(building, "MANY", 2)
-    assert same(built(), one_by_one)
+    assert same(built(), truth)
     assert len(calls) == -(-alone // 2) > 1
 
 
 def test_a_unit_that_cannot_be_built_is_built_kernel_by_kernel(
-    calls: list, uncached: None, one_by_one: list, monkeypatch: pytest.MonkeyPatch
+    calls: list, uncached: None, one_by_one: tuple, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = len(calls)
-    for path in {Path(call) for call in calls}:
-        path.with_suffix(".so").unlink()
-    calls.clear()
+    truth, alone = one_by_one
     monkeypatch.setattr(building, "_joined", lambda kernels: "#error is what comes of this")
-    assert same(built(), one_by_one)
+    assert same(built(), truth)
     assert len(calls) == alone + 1
 
 

@@ -106,7 +106,8 @@ def test_laplace_noise_is_refused_with_the_extra_that_accounts_for_it_and_nothin
     ],
 )
 def test_a_command_that_needs_an_extra_names_it(tmp_path: Path, words: tuple[str, ...], extra: str) -> None:
-    a_run(tmp_path, "pld")
+    if "ledger.db" in words:
+        a_run(tmp_path, "pld")
     given = [str(tmp_path / word) if word == "ledger.db" else word for word in words]
     done = base_install.dptrain(*given, *(["--delta", "1e-5"] if words[0] == "account" else []))
     assert done.returncode == 1 and f"pip install 'dptrain[{extra}]'" in " ".join((done.stdout + done.stderr).split())
