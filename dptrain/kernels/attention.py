@@ -10,7 +10,7 @@ A query that sees no key gets zeros and gives none back, as from torch.
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -115,6 +115,7 @@ def serves(*values: torch.Tensor, causal: bool = False, mask: torch.Tensor | Non
     alike = key.shape == value.shape == (n, heads, keys, width) and not (causal and mask is not None)
     masks = () if mask is None else (mask,)
     known = all(_fits(mask, n, heads, queries, keys) for mask in masks) and reductions.plain(*values, *masks, traced=traced)
+    alike &= all(x.shape[:3] == query.shape[:3] for x in values[3:])
     return fits and alike and known and library() is not None
 
 
@@ -182,16 +183,21 @@ def _lies(x: torch.Tensor) -> int:
 
 
 def shapes(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns tensors like the results, without their values: heads beside each other, as they were split."""
-    n, heads, length, width = query.shape
-    out = query.new_empty(n, length, heads, width).transpose(1, 2)
-    return out, query.new_empty(n, length, heads).transpose(1, 2)
+    """Returns tensors like the results, without their values: they lie as torch's do, since a view may be taken of them."""
+    n, heads, length, _ = query.shape
+    out = torch.empty_like(query)
+    return out if out.stride(3) == 1 else _beside(query), query.new_empty(n, length, heads).transpose(1, 2)
 
 
 def shapes_back(query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns tensors like the gradients, without their values."""
-    like_query, like_key, like_value = (shapes(x)[0] for x in (query, key, key))
-    return like_query, like_key, like_value
+    return _beside(query), _beside(key), _beside(key)
+
+
+def _beside(x: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor of that shape, without its values, with the heads of a position beside each other, as they were split."""
+    n, heads, length, width = x.shape
+    return x.new_empty(n, length, heads, width).transpose(1, 2)
 
 
 def _run(found: Any, name: str, given: Sequence[torch.Tensor | None], causal: bool, scale: float | None, products: int) -> None:
@@ -199,7 +205,7 @@ def _run(found: Any, name: str, given: Sequence[torch.Tensor | None], causal: bo
     query, key, value, mask, *others = given
     assert query is not None and key is not None
     (n, heads, queries, width), keys = query.shape, key.shape[2]
-    spread = None if mask is None else mask.expand(n, heads, queries, keys)
+    spread = None if mask is None else _kept_in_line(mask).expand(n, heads, queries, keys)
     several = [None if x is None else _lined(x) for x in (query, key, value)] + [spread, *others]
     at = (ctypes.c_void_p * len(several))(*(None if x is None else x.data_ptr() for x in several))
     strides = [(0, 0, 0, 0) if x is None else (*x.stride(), 1)[:4] for x in several]
@@ -208,7 +214,7 @@ def _run(found: Any, name: str, given: Sequence[torch.Tensor | None], causal: bo
     run, floats, factor = getattr(found, name), found.dptrain_attention_room(queries, keys, width), _scale(query, scale)
 
     def some(first: int, many: int) -> None:
-        room = torch.empty(floats)
+        room = query.new_empty(floats)  # float32, whatever the default type is
         run(at, lay, sizes, factor, first, many, room.data_ptr())
 
     each(n * heads, n * heads * queries * keys * width * products, some)
@@ -219,10 +225,15 @@ def _lined(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(3) == 1 else x.contiguous()
 
 
+def _kept_in_line(mask: torch.Tensor) -> torch.Tensor:
+    """Returns it with entries one behind the other, or one for all keys; what lies between may be another contribution's."""
+    return mask if mask.shape[-1] == 1 or mask.stride(-1) in (0, 1) else mask.contiguous()
+
+
 def _fits(mask: torch.Tensor, *whole: int) -> bool:
-    """Tells whether a mask expands to the shape of all scores."""
+    """Tells whether a mask expands to the shape of all scores, and torch takes one of so many dimensions."""
     like = zip(reversed(mask.shape), reversed(whole), strict=False)
-    return mask.dim() <= len(whole) and all(one in (1, other) for one, other in like)
+    return mask.dim() in (2, 4) and all(one in (1, other) for one, other in like)
 
 
 # ------------------------------------------------------------------------------------------------------ held to torch's own
@@ -250,7 +261,8 @@ def _require(
 
 
 def _lengths(x: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vector_norm(x, dim=3)
+    """Returns the lengths of positions, of those above which products do not fall out of the normal numbers."""
+    return torch.linalg.vector_norm(x, dim=3).clamp_min_(2.0**-60)
 
 
 def _largest(x: torch.Tensor) -> torch.Tensor:
@@ -301,11 +313,12 @@ def works(found: Any) -> bool:
     """Tells whether kernels compute: attention and its gradients at odd sizes, and so that a NaN stays in its head."""
     for n, heads, queries, keys, width, causal, masked in _TRIED:
         chance = torch.Generator().manual_seed(queries * 131 + keys)
-        query, grad = (torch.randn(n, queries, heads, width, generator=chance).transpose(1, 2) for _ in range(2))
-        key, value = (torch.randn(n, keys, heads, width, generator=chance).transpose(1, 2) for _ in range(2))
+        made = partial(torch.randn, generator=chance, dtype=torch.float32)
+        query, grad = (made(n, queries, heads, width).transpose(1, 2) for _ in range(2))
+        key, value = (made(n, keys, heads, width).transpose(1, 2) for _ in range(2))
         mask = None
         if masked:
-            mask = torch.randn(n, 1, queries, keys, generator=chance).masked_fill_(torch.arange(keys) % 3 == 1, -torch.inf)
+            mask = made(n, 1, queries, keys).masked_fill_(torch.arange(keys) % 3 == 1, -torch.inf)
             mask[0, 0, queries // 2] = -torch.inf
         query[n - 1, heads - 1, queries - 1, 0] = torch.nan
         results = shapes(query)

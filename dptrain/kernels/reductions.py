@@ -119,7 +119,7 @@ def outer_of(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:
     run = library().dptrain_outer
 
     def some(first: int, many: int) -> None:
-        panel = torch.empty(_LANES * t)
+        panel = a.new_empty(_LANES * t)  # float32, whatever the default type is
         run(*_of(a, b, first, many), out.data_ptr() + 4 * first * p * d, panel.data_ptr())
 
     each(n, n * t * p * d, some)
@@ -300,7 +300,7 @@ def works(found: Any) -> bool:
         true_NPD = torch.einsum("ntp,ntd->npd", b.double(), a.double())
         reach = (a.double().norm(dim=2) * b.double().norm(dim=2)).sum(1)
         a[n - 1, t - 1, d - 1] = torch.nan
-        out, panel = torch.zeros(n, p, d), torch.zeros(_LANES * t)
+        out, panel = a.new_zeros(n, p, d), a.new_zeros(_LANES * t)
         own, other = sums = torch.zeros(2, 4, n, dtype=torch.float64)
         found.dptrain_gram(*_beside(a, [b, b], 0, n, sums))
         found.dptrain_outer(*_of(a, b, 0, n), out.data_ptr(), panel.data_ptr())
@@ -337,7 +337,7 @@ def _turns(found: Any, rows: int) -> bool:
     """Tells whether kernels scale, transpose and add, to the bit."""
     for width in (1, 16, 37):
         x = torch.arange(rows * width, dtype=torch.float32).remainder_(61.0).sub_(30.5).div_(7.0).view(rows, width)
-        weights, out = torch.arange(rows, dtype=torch.float32).div_(rows), torch.zeros(width, rows)
+        weights, out = torch.arange(rows, dtype=torch.float32).div_(rows), x.new_zeros(width, rows)
         found.dptrain_turn(x.data_ptr(), width, rows, width, weights.data_ptr(), out.data_ptr())
         total = torch.arange(rows * width, dtype=torch.float64).view(width, rows)
         true = total + x.t()
