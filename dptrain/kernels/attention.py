@@ -195,7 +195,7 @@ def shapes_back(query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def _beside(x: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor of that shape, without its values, with the heads of a position beside each other, as they were split."""
+    """Returns a tensor of that shape, without values, with the heads of a position beside each other, as they were split."""
     n, heads, length, width = x.shape
     return x.new_empty(n, length, heads, width).transpose(1, 2)
 
@@ -241,6 +241,9 @@ def _fits(mask: torch.Tensor, *whole: int) -> bool:
 NEAR = 2.0**-14
 """Distance from torch's results, over the sizes of what is added up, that rounding does not reach."""
 
+BEYOND = 2.0**16
+"""Scores above which e^score is rounding alone; there torch's gradients may be infinite times zero, and the kernel's zero."""
+
 
 def _require(
     found: Sequence[torch.Tensor], true: Sequence[torch.Tensor], sizes: Sequence[torch.Tensor], reach: torch.Tensor
@@ -253,7 +256,7 @@ def _require(
     for own, other, size in zip(found, true, sizes, strict=True):
         near = NEAR * (1.0 + reach / 4.0) * size
         alike = (own - other).flatten(2).abs() <= near + NEAR * other.flatten(2).abs()
-        alike |= ~other.flatten(2).isfinite() & ~own.flatten(2).isfinite()
+        alike |= ~other.flatten(2).isfinite() & (~own.flatten(2).isfinite() | (reach > BEYOND))
         if not bool(alike.all()):
             n, head, at = torch.nonzero(~alike)[0].tolist()
             values = float(own[n, head].flatten()[at]), float(other[n, head].flatten()[at])
