@@ -32,17 +32,22 @@ inline Lane below(Lane x, Lane& density) {
 constexpr float SLOPE = 1.5957691216057308f;  // 2 sqrt(2 / pi)
 constexpr float CUBE = 0.044715f;
 
-// (1 + tanh u) / 2 with u = sqrt(2 / pi) (x + CUBE x^3), as 1 / (1 + e^(-2 u)).
-inline Lane logistic(Lane x) {
-    Lane u = x * (x * x * CUBE + 1.0f) * SLOPE;
-    return 1.0f / (exponential(-u) + 1.0f);
+// (1 + tanh u) / 2 with u = sqrt(2 / pi) (x + CUBE x^3), as 1 / (1 + e^(-2 u)), and what is left to one, without cancelling.
+inline Lane logistic(Lane x, Lane& rest) {
+    Lane e = exponential(-(x * (x * x * CUBE + 1.0f) * SLOPE));
+    Lane share = 1.0f / (e + 1.0f);
+    rest = x < 0.0f ? 1.0f - share : e * share;
+    return share;
 }
 
 }  // namespace
 
 extern "C" void dptrain_gelu(const float* x, long n, long by_tanh, float* out) {
     if (by_tanh)
-        each(x, nullptr, n, out, [](Lane x, Lane) { return x * logistic(x); });
+        each(x, nullptr, n, out, [](Lane x, Lane) {
+            Lane rest;
+            return x * logistic(x, rest);
+        });
     else
         each(x, nullptr, n, out, [](Lane x, Lane) {
             Lane density;
@@ -53,8 +58,8 @@ extern "C" void dptrain_gelu(const float* x, long n, long by_tanh, float* out) {
 extern "C" void dptrain_gelu_backward(const float* g, const float* x, long n, long by_tanh, float* out) {
     if (by_tanh)
         each(x, g, n, out, [](Lane x, Lane g) {
-            Lane share = logistic(x);
-            return g * (share + x * share * (1.0f - share) * SLOPE * (x * x * (3.0f * CUBE) + 1.0f));
+            Lane rest, share = logistic(x, rest);
+            return g * (share + x * share * rest * SLOPE * (x * x * (3.0f * CUBE) + 1.0f));
         });
     else
         each(x, g, n, out, [](Lane x, Lane g) {
