@@ -277,11 +277,11 @@ def test_room_is_of_float32_whatever_the_default_type(monkeypatch: pytest.Monkey
     torch.set_default_dtype(torch.bfloat16)
     try:
         attention.attend_by(query, key, value, None, False, None)
+        held = made_here[room[0]]
+        assert held.dtype == torch.float32 and held.numel() >= library.dptrain_attention_room(5, 9, 16)
         assert attention.works(library)
     finally:
         torch.set_default_dtype(torch.float32)
-    held = made_here[room[0]]
-    assert held.dtype == torch.float32 and held.numel() >= library.dptrain_attention_room(5, 9, 16)
 
 
 # ------------------------------------------------------------------------------------------------------ held to torch's own

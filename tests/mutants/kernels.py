@@ -12,8 +12,15 @@ ENGINE = "dptrain/engine/prepared.py"
 GRAPHS = "dptrain/routing/graphs.py"
 BUILDING = "dptrain/routing/building.py"
 LOADER = "dptrain/data/loader.py"
+ATTENTION = "dptrain/kernels/attention.py"
+ACTIVATIONS = "dptrain/kernels/activations.py"
 
 T_KERNELS = "tests/routing/test_kernels.py::"
+T_ATTENTION = "tests/kernels/test_attention_kernel.py::"
+T_GELU = "tests/kernels/test_activation_kernel.py::"
+T_PASSES = "tests/kernels/test_passes_of_a_run.py::"
+T_SERVES = T_ATTENTION + "test_what_the_kernel_does_not_serve_is_left_to_torch"
+T_RIGHT = T_ATTENTION + "test_a_right_kernel_is_refused_for_no_numbers"
 T_TRUE = T_KERNELS + "test_norms_and_narrow_gradients_are_the_float64_ones"
 T_KEPT = T_KERNELS + "test_what_was_kept_and_is_not_what_was_built_is_built_anew"
 T_BUILDING = "tests/routing/test_building.py::"
@@ -155,5 +162,79 @@ COMPUTED = (
         "a worker that makes other rows is done without", LOADER, "if done.rows is not None and not _same(rows, done.rows):",
         "if False:",
         "tests/engine/test_feeding_workers.py::test_a_decoder_that_uses_hashes_of_strings_runs_in_this_process",
+    ),
+    Mutant(
+        "a mask is read in its strides, for what lies between is another contribution's", ATTENTION,
+        "mask.stride(-1) in (0, 1)", "True",
+        T_ATTENTION + "test_a_mask_of_which_positions_come_before_rows_is_that_of_its_row_alone",
+    ),
+    Mutant(
+        "room of attention is as large as the kernel writes", ATTENTION, "query.new_empty(floats)", "torch.empty(floats)",
+        T_ATTENTION + "test_room_is_of_float32_whatever_the_default_type",
+    ),
+    Mutant(
+        "results of attention lie as torch's do", ATTENTION, "out = torch.empty_like(query)", "out = _beside(query)",
+        T_ATTENTION + "test_all_lies_as_torchs_does_in_a_graph_too",
+    ),
+    Mutant(
+        "attention is held to torch's", ATTENTION, "_require(found, true, _sizes(*given), _reach(query, key, scale))", "pass",
+        T_PASSES + "test_the_probes_find_attention_that_is_wrong",
+    ),
+    Mutant(
+        "and on the way back", ATTENTION,
+        "_require(found, true, _sizes_back(grad_out, query, key, value, scale), _reach(query, key, scale))", "pass",
+        T_PASSES + "test_the_probes_find_attention_that_is_wrong",
+    ),
+    Mutant(
+        "entry by entry, closely", ATTENTION, "NEAR = 2.0**-18", "NEAR = 2.0**-12",
+        T_ATTENTION + "test_one_entry_that_is_wrong_is_found",
+    ),
+    Mutant("small numbers are no wrong attention", ATTENTION, ".clamp_min_(2.0**-60)", "", T_RIGHT),
+    Mutant("nor are those that overflow at torch's", ATTENTION, "BEYOND = 2.0**16", "BEYOND = 2.0**160", T_RIGHT),
+    Mutant(
+        "heads that are shared are left to torch", ATTENTION, "value.shape == (n, heads, keys, width)", "value.shape", T_SERVES
+    ),
+    Mutant(
+        "results of other shapes are left to torch", ATTENTION, "x.shape[:3] == query.shape[:3] for x in values[3:]",
+        "True for x in values[3:]", T_SERVES,
+    ),
+    Mutant("a mask fits scores", ATTENTION, "all(one in (1, other) for one, other in like)", "True", T_SERVES),
+    Mutant(
+        "a kernel leaves to torch what a run leaves to it", KERNELS, "held and ENABLED and not way.torch_alone",
+        "held and ENABLED", T_SERVES,
+    ),
+    Mutant(
+        "attention that drops is torch's", ATTENTION, "if dropout_p or not serves(*given, causal=is_causal, mask=attn_mask):",
+        "if not serves(*given, causal=is_causal, mask=attn_mask):",
+        T_ATTENTION + "test_attention_that_drops_is_not_the_kernels",
+    ),
+    Mutant(
+        "attention that computes something else is not used", ATTENTION, "<= 1e-5 * (1.0 + queries**0.5)",
+        "<= 1e5 * (1.0 + queries**0.5)", T_ATTENTION + "test_a_library_that_computes_something_else_is_not_used",
+    ),
+    Mutant(
+        "a graph holds the kernel", GRAPHS, "        use_attention(graph)\n", "        pass\n",
+        T_PASSES + "test_a_graph_holds_the_kernel_where_a_run_asks_for_it",
+    ),
+    Mutant(
+        "GELU is held to torch's", ACTIVATIONS, "NEAR = 2.0**-18", "NEAR = 2.0**-4",
+        T_PASSES + "test_the_probes_find_a_gelu_that_is_wrong",
+    ),
+    Mutant(
+        "numbers below the normal ones are no wrong GELU", ACTIVATIONS, "torch.finfo(sizes.dtype).tiny", "0.0",
+        T_GELU + "test_a_right_kernel_is_refused_for_no_numbers",
+    ),
+    Mutant(
+        "what does not lie in one piece is not read as if it did", ACTIVATIONS, "x.is_contiguous() and x.shape", "x.shape",
+        T_GELU + "test_what_the_kernel_does_not_serve_is_left_to_torch",
+    ),
+    Mutant(
+        "slopes of GELU cancel nothing", "dptrain/kernels/activations.cpp", "x < 0.0f ? 1.0f - share : e * share",
+        "1.0f - share", T_GELU + "test_values_and_slopes_are_those_of_float64_for_numbers_of_all_sizes",
+    ),
+    Mutant(
+        "GELU that computes something else is not used", ACTIVATIONS, "(own - other).abs() <= 1e-5",
+        "(own - other).abs() <= 1e5",
+        T_GELU + "test_a_library_that_computes_something_else_is_not_used",
     ),
 )  # fmt: skip
