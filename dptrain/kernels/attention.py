@@ -95,7 +95,7 @@ def multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return PAIRS(x, y)
     found = multiply_by(x, y)
     if way.holding is not None:
-        true, sizes = PAIRS(x, y), torch.linalg.vector_norm(x, dim=2)[..., None] * torch.linalg.vector_norm(y, dim=1)[:, None]
+        true, sizes = PAIRS(x, y), _lengths(x, 2)[..., None] * _lengths(y, 1)[:, None]
         alike = ((found - true).abs() <= NEAR * (sizes + true.abs())) | (~true.isfinite() & ~found.isfinite())
         if not bool(alike.all()):
             at = tuple(torch.nonzero(~alike)[0].tolist())
@@ -167,7 +167,7 @@ def _multiply(found: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     run = found.dptrain_products
 
     def some(first: int, many: int) -> None:
-        room = torch.empty((n + 2 * WIDTH) * k)
+        room = x.new_empty((n + 2 * WIDTH) * k)
         run(x.data_ptr(), y.data_ptr(), sizes, first, many, out.data_ptr(), room.data_ptr())
 
     each(pairs, pairs * m * k * n, some)
@@ -263,9 +263,9 @@ def _require(
             raise wrong(f"attention, in a tensor of shape {tuple(other.shape)},", *values)
 
 
-def _lengths(x: torch.Tensor) -> torch.Tensor:
-    """Returns the lengths of positions, of those above which products do not fall out of the normal numbers."""
-    return torch.linalg.vector_norm(x, dim=3).clamp_min_(2.0**-60)
+def _lengths(x: torch.Tensor, dim: int = 3) -> torch.Tensor:
+    """Returns the lengths of positions, at least those above which products do not fall out of the normal numbers."""
+    return torch.linalg.vector_norm(x, dim=dim).clamp_min_(2.0**-60)
 
 
 def _largest(x: torch.Tensor) -> torch.Tensor:

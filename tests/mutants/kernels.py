@@ -18,6 +18,7 @@ ACTIVATIONS = "dptrain/kernels/activations.py"
 T_KERNELS = "tests/routing/test_kernels.py::"
 T_ATTENTION = "tests/kernels/test_attention_kernel.py::"
 T_GELU = "tests/kernels/test_activation_kernel.py::"
+T_PAIRS = "tests/kernels/test_pairs_kernel.py::"
 T_PASSES = "tests/kernels/test_passes_of_a_run.py::"
 T_SERVES = T_ATTENTION + "test_what_the_kernel_does_not_serve_is_left_to_torch"
 T_RIGHT = T_ATTENTION + "test_a_right_kernel_is_refused_for_no_numbers"
@@ -236,5 +237,17 @@ COMPUTED = (
         "GELU that computes something else is not used", ACTIVATIONS, "(own - other).abs() <= 1e-5",
         "(own - other).abs() <= 1e5",
         T_GELU + "test_a_library_that_computes_something_else_is_not_used",
+    ),
+    Mutant(
+        "room of pairs is as large as the kernel writes", ATTENTION, "x.new_empty((n + 2 * WIDTH) * k)",
+        "torch.empty((n + 2 * WIDTH) * k)", T_PAIRS + "test_room_is_of_float32_whatever_the_default_type",
+    ),
+    Mutant(
+        "small numbers are no wrong product of pairs", ATTENTION, "_lengths(x, 2)[..., None] * _lengths(y, 1)[:, None]",
+        "x.norm(dim=2)[..., None] * y.norm(dim=1)[:, None]", T_PAIRS + "test_a_right_kernel_is_refused_for_no_numbers",
+    ),
+    Mutant(
+        "pairs are held to torch's", ATTENTION, "NEAR * (sizes + true.abs())", "1e9 * (sizes + true.abs())",
+        T_PAIRS + "test_one_entry_that_is_wrong_is_found",
     ),
 )  # fmt: skip
