@@ -96,6 +96,7 @@ def test_a_right_kernel_is_refused_for_no_numbers(monkeypatch: pytest.MonkeyPatc
     x, y = two(3, 40, 64, 40)
     for of_x, of_y in ((1.0, 1.0), (1e-25, 1.0), (1e-25, 1e-20), (1e-42, 1.0), (1e10, 1e10), (0.0, 1.0), (1e30, 1e30)):
         attention.multiply(of_x * x, of_y * y)
+        attention.multiply(of_x * torch.cat([x, x], 2), of_y * torch.cat([y, -y], 1))  # it cancels, but for rounding
 
 
 @pytest.mark.parametrize("wrong", [0.01, torch.nan, torch.inf])
