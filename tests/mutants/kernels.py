@@ -243,10 +243,6 @@ COMPUTED = (
         "torch.empty((n + 2 * WIDTH) * k)", T_PAIRS + "test_room_is_of_float32_whatever_the_default_type",
     ),
     Mutant(
-        "small numbers are no wrong product of pairs", ATTENTION, "_lengths(x, 2)[..., None] * _lengths(y, 1)[:, None]",
-        "x.norm(dim=2)[..., None] * y.norm(dim=1)[:, None]", T_PAIRS + "test_a_right_kernel_is_refused_for_no_numbers",
-    ),
-    Mutant(
         "pairs are held to torch's", ATTENTION, "NEAR * (sizes + true.abs())", "1e9 * (sizes + true.abs())",
         T_PAIRS + "test_one_entry_that_is_wrong_is_found",
     ),
