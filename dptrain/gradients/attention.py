@@ -31,6 +31,8 @@ class AttentionRule(GenericRule):
     path.
     """
 
+    anywhere = False
+
     def __init__(self, name: str, module: nn.MultiheadAttention, *, whole: bool = True) -> None:
         require_batch_first(name, module)
         super().__init__(name, module, whole=whole)

@@ -36,6 +36,7 @@ class WholeRule(GenericRule):
 class RecurrentRule(GenericRule):
     """Runs recurrent modules again, whose states have the example in dimension 1."""
 
+    anywhere = False
     other = 1
 
     def __init__(self, name: str, module: nn.RNNBase, *, whole: bool = True) -> None:

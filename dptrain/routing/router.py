@@ -101,6 +101,7 @@ class Router:
         if sandbox is not None:
             sandbox.own(self._anchor)
         self._begun: dict[str, int] = {}
+        self._doubted: list[Rule] = []
         self._handles: list[RemovableHandle] = []
         listed = list(listed_sites(model, self._index.keys()))
         self.sites = list(self._find_sites(model, listed))
@@ -341,9 +342,26 @@ class Router:
         with torch._C.DisableTorchFunction():  # nobody is asked about attributes
             shape = () if args[0].is_nested else args[0].shape
         rows = armed.contributions * armed.examples
-        if rows > 1 and len(shape) > 1 and shape[0] == 1 and self._wanted(armed, site):
-            return (args[0].expand(rows, *shape[1:]), *args[1:]), kwargs
-        return None
+        if not (rows > 1 and len(shape) > 1 and shape[0] == 1 and self._wanted(armed, site)):
+            return None
+        if site.rule.anywhere and (site.rule.enters or self._doubts(site, shape, rows)):
+            return None  # one position, and not one row
+        return (args[0].expand(rows, *shape[1:]), *args[1:]), kwargs
+
+    def _doubts(self, site: Site, shape: torch.Size, rows: int) -> bool:
+        """Tells whether, while it is learnt, one row for all may still be one position of all rows: their number tells."""
+        if self.sandbox is None or not self.sandbox.learning:
+            return False
+        site.rule.given.see(shape, rows)
+        doubtful = site.rule.given.may_be([1])
+        if doubtful:
+            self._doubted.append(site.rule)
+        return doubtful
+
+    def doubted(self) -> bool:
+        """Tells whether an input was taken for one position that was one row for all, so that rows have to be learnt again."""
+        doubted, self._doubted = self._doubted, []
+        return any(not rule.enters for rule in doubted)
 
     @contextmanager
     def muted(self) -> Iterator[None]:
@@ -408,14 +426,15 @@ class Router:
         first = args[0] if args else None
         if any(isinstance(value, torch.Tensor) and value.is_nested for value in (first, *leaves)):
             raise sites.nested(site)
-        at = site.rule.dimension(0)
-        apart = site.rule.common or not isinstance(first, torch.Tensor) or _rows(first, armed, at)
-        if not apart or not _rows(leaves[0] if leaves else None, armed, at):
+        learning = self.sandbox is not None and self.sandbox.learning
+        if learning or (rows == 1 and self.verified is None and not site.rule.given.known):
+            site.rule.learn(args, kwargs, leaves, rows)
+        apart = site.rule.common or not isinstance(first, torch.Tensor) or _rows(first, armed, site.rule.enters)
+        apart = apart and _rows(leaves[0] if leaves else None, armed, site.rule.dimension(0))
+        if not apart and not (learning and site.rule.anywhere):  # while it is learnt where they lie, nothing is asked back
             raise sites.batch_dimension(site, wanted)
         if self.verified is not None and site.name not in self.verified:
             raise sites.unverified(site, wanted)
-        if self.sandbox is not None and self.sandbox.learning:
-            site.rule.learn(args, kwargs, rows)
         armed.half = armed.half or _half(leaves)
         begins = not any(isinstance(value, torch.Tensor) and value.requires_grad for value in args)
         draws = self._drawn(site) if generic else ()
