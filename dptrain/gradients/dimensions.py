@@ -7,7 +7,7 @@ there are the examples is for the proofs at the start to show: their gradients a
 and are the same in other company.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 
 class Dimension:
@@ -27,9 +27,14 @@ class Dimension:
         self._fits = fits if self._fits is None else self._fits & fits
         self._counts |= {rows}
 
-    def may_be(self, dims: Iterable[int]) -> bool:
-        """Tells whether all that was seen had the rows in one of these."""
-        return self._fits is not None and not self._fits.isdisjoint(dims)
+    def may_be(self, dim: int) -> bool:
+        """Tells whether all that was seen had the rows in this one."""
+        return self._fits is not None and dim in self._fits
+
+    @property
+    def anywhere(self) -> bool:
+        """Tells whether all that was seen had the rows in the same one, if anything was."""
+        return self._fits is None or bool(self._fits)
 
     @property
     def known(self) -> bool:

@@ -168,6 +168,10 @@ class GenericRule(Rule):
         self._refuse_host_draws(hosts)
         return {key: Dense(value) for key, value in found.items()}
 
+    @property
+    def open(self) -> bool:
+        return self.anywhere and self.given.anywhere and all(made.anywhere for place, made in self._made.items() if place == 0)
+
     def learn(self, args: tuple, kwargs: dict, outputs: Sequence[object], rows: int) -> None:
         """Looks at a call on rows that are nobody's: an input has the example where every number of rows shows in its shape.
 
@@ -256,9 +260,9 @@ class GenericRule(Rule):
         seen = self._taken.get(key)
         dim = None if seen is None else seen.found
         if seen is not None and dim is not None:
-            if not seen.may_be(range(value.dim())):
+            if not seen.anywhere:
                 return None
-            if seen.may_be([dim]) and value.shape[dim] == rows:
+            if seen.may_be(dim) and value.shape[dim] == rows:
                 return dim
         raise UnsupportedModule(
             "BATCH_DIMENSION",
@@ -391,13 +395,3 @@ def _run_recurrent(module: nn.RNNBase, swapped: dict[str, torch.Tensor], args: t
         return module(*args, **kwargs)
     finally:
         module._flat_weights = kept
-
-
-def require_batch_first(name: str, module: nn.RNNBase | nn.MultiheadAttention) -> None:
-    """Raises UnsupportedModule for a module of torch's whose dimension 0 is time."""
-    if not module.batch_first:
-        raise UnsupportedModule(
-            "BATCH_DIMENSION",
-            f"module {name!r} ({type(module).__name__}) is built with batch_first=False, so dimension 0 is not the example; "
-            "build it with batch_first=True",
-        )

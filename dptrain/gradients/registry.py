@@ -159,6 +159,11 @@ class Rule:
         """Returns where the example is in the first input."""
         return self.dimension(0)
 
+    @property
+    def open(self) -> bool:
+        """Tells whether examples may still lie somewhere, by all that was learnt."""
+        return self.anywhere and self.given.anywhere
+
     def learn(self, args: tuple, kwargs: dict, outputs: Sequence[object], rows: int) -> None:
         """Looks at a call on rows that are nobody's, and at the leaves of what it returned."""
 

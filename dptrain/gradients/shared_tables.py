@@ -188,9 +188,11 @@ class GivenRule(Rule):
         return {"dense_bias": Dense(call.positions(grad, 1).sum(1))}
 
 
-@gradient_rule("transformers.*.ProphetNetPositionalEmbeddings")
+@gradient_rule(
+    "transformers.*.ProphetNetPositionalEmbeddings", "transformers.*.modeling_fsmt.SinusoidalPositionalEmbedding"
+)
 class CountedRule(GenericRule):
-    """Splits a look-up of positions that a module counts itself, of as many rows as it is told, and returns beside it."""
+    """Splits a look-up of positions that a module counts itself: of tokens, or of as many rows as it is told."""
 
     slow = False
     anywhere = False

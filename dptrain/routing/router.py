@@ -344,18 +344,19 @@ class Router:
         rows = armed.contributions * armed.examples
         if not (rows > 1 and len(shape) > 1 and shape[0] == 1 and self._wanted(armed, site)):
             return None
-        if site.rule.anywhere and (site.rule.enters or self._doubts(site, shape, rows)):
+        rule = site.rule
+        if not rule.common and (rule.enters or (rule.anywhere and self._doubts(rule, shape, rows))):
             return None  # one position, and not one row
         return (args[0].expand(rows, *shape[1:]), *args[1:]), kwargs
 
-    def _doubts(self, site: Site, shape: torch.Size, rows: int) -> bool:
+    def _doubts(self, rule: Rule, shape: torch.Size, rows: int) -> bool:
         """Tells whether, while it is learnt, one row for all may still be one position of all rows: their number tells."""
         if self.sandbox is None or not self.sandbox.learning:
             return False
-        site.rule.given.see(shape, rows)
-        doubtful = site.rule.given.may_be([1])
+        rule.given.see(shape, rows)
+        doubtful = rule.given.may_be(1)
         if doubtful:
-            self._doubted.append(site.rule)
+            self._doubted.append(rule)
         return doubtful
 
     def doubted(self) -> bool:
@@ -431,7 +432,7 @@ class Router:
             site.rule.learn(args, kwargs, leaves, rows)
         apart = site.rule.common or not isinstance(first, torch.Tensor) or _rows(first, armed, site.rule.enters)
         apart = apart and _rows(leaves[0] if leaves else None, armed, site.rule.dimension(0))
-        if not apart and not (learning and site.rule.anywhere):  # while it is learnt where they lie, nothing is asked back
+        if not apart and not (learning and site.rule.open):  # nothing is asked back while it is learnt where they lie
             raise sites.batch_dimension(site, wanted)
         if self.verified is not None and site.name not in self.verified:
             raise sites.unverified(site, wanted)
