@@ -265,7 +265,7 @@ class Start:
                 yield from self._one(range(count), self._temper, learning=True)
 
         yield from self._settle(both)
-        if self._router.doubted():
+        if self._router.mistaken():
             yield from self._settle(both)
         sandbox.layouts.decide()
         if sandbox.secret:

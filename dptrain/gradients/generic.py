@@ -169,8 +169,17 @@ class GenericRule(Rule):
         return {key: Dense(value) for key, value in found.items()}
 
     @property
+    def dimensions(self) -> Sequence[Dimension]:
+        return (self.given, *self._taken.values(), *self._made.values())
+
+    @property
     def open(self) -> bool:
-        return self.anywhere and self.given.anywhere and all(made.anywhere for place, made in self._made.items() if place == 0)
+        return self.given.open and (0 not in self._made or self._made[0].open)
+
+    def forget(self) -> None:
+        super().forget()
+        self._taken.clear()
+        self._made.clear()
 
     def learn(self, args: tuple, kwargs: dict, outputs: Sequence[object], rows: int) -> None:
         """Looks at a call on rows that are nobody's: an input has the example where every number of rows shows in its shape.
@@ -258,12 +267,10 @@ class GenericRule(Rule):
         """Returns where the example is in an input of a module that holds it in another dimension than 0: where it was in the
         probes, and None for an input in which it was nowhere."""
         seen = self._taken.get(key)
-        dim = None if seen is None else seen.found
-        if seen is not None and dim is not None:
-            if not seen.anywhere:
-                return None
-            if seen.may_be(dim) and value.shape[dim] == rows:
-                return dim
+        if seen is not None and seen.nowhere:
+            return None
+        if seen is not None and not seen.lost and seen.where is not None and value.shape[seen.where] == rows:
+            return seen.where
         raise UnsupportedModule(
             "BATCH_DIMENSION",
             f"input {place} of {self.described} has shape {tuple(value.shape)}, expected {rows} rows in the one dimension in "

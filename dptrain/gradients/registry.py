@@ -160,9 +160,23 @@ class Rule:
         return self.dimension(0)
 
     @property
+    def dimensions(self) -> Sequence[Dimension]:
+        """Returns where examples must lie in the same dimension in every call, and then what else was learnt."""
+        return (self.given,)
+
+    @property
     def open(self) -> bool:
-        """Tells whether examples may still lie somewhere, by all that was learnt."""
-        return self.anywhere and self.given.anywhere
+        """Tells whether examples may lie somewhere, by all that was learnt."""
+        return self.given.open
+
+    def forget(self) -> None:
+        """Forgets what was learnt of where examples lie."""
+        self.given = Dimension()
+
+    def fix(self) -> None:
+        """Lets all dimensions stay what they are, where they are used."""
+        for dimension in self.dimensions:
+            dimension.fix()
 
     def learn(self, args: tuple, kwargs: dict, outputs: Sequence[object], rows: int) -> None:
         """Looks at a call on rows that are nobody's, and at the leaves of what it returned."""
