@@ -55,6 +55,10 @@ class Dimension:
         """Returns the dimension; 0 as long as nothing else is shown."""
         return self.where or 0
 
+    def may_be(self, dim: int) -> bool:
+        """Tells whether nothing that was seen speaks against this one."""
+        return self._fits is None or dim in self._fits
+
     @property
     def nowhere(self) -> bool:
         """Tells whether no dimension had the rows."""

@@ -355,7 +355,7 @@ class Router:
         """Tells whether one row for all may be one position of all rows, which two numbers of rows will show."""
         if self.sandbox is None or not self.sandbox.learning or not rule.anywhere or rule.given.fixed or rule in self._mistaken:
             return False
-        if length == rows:
+        if length == rows and rule.given.may_be(1):
             self._doubted.append(rule)
             return True
         if rule in self._doubted:
