@@ -1,9 +1,9 @@
 """Finds the dimension in which examples lie, for layers that hold time or anything else before them, (T, B, D).
 
 Nothing but sizes is looked at, in the probes alone: the dimension whose size was the number of rows in every call, over two
-numbers of rows. One number would not do, since a length may happen to equal it. What is proved at the start stays for the run, so
-that a microbatch of as many rows as positions is no question; a call in which the rows are not there is refused. That what lies
-there are the examples is for the proofs to show: their gradients add up to autograd's own under uneven weights, and are the
+numbers of rows. One number would not do, since a length may happen to equal it. What is proved at the start stays for the run,
+so that a microbatch of as many rows as positions is no question; a call in which the rows are not there is refused. That what
+lies there are the examples is for the proofs to show: their gradients add up to autograd's own under uneven weights, and are the
 same in other company.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 class Dimension:
     """Where examples lie in one tensor of every call of a module.
 
-    Guarantee: a dimension other than 0 is found only where it alone had the size of the microbatch in all that was seen, over two
-    numbers of rows, or over one row that is all there ever is. Once it is used in a proof it is never another one.
+    Guarantee: a dimension other than 0 is found only where it alone had the size of the microbatch in all that was seen, over
+    two numbers of rows, or over one row that is all there ever is. What was used in a proof is no other from then on.
     """
 
     def __init__(self) -> None:

@@ -272,7 +272,7 @@ def gradient_rule(
         whole: The rule serves all tensors below the module, by their dotted names, and not only those that it holds itself.
         subclasses: Serve subclasses whatever their ``forward`` is, as only a rule can that runs the module itself.
         product: The output is ``x W + bias`` of the first input, made by one product that nothing else keeps.
-        anywhere: Every position is computed by itself, so that examples may lie in any dimension before the features, (T, B, D).
+        anywhere: Every position is computed by itself, so that examples may lie in any dimension before the features.
             The probes show in which; the function sees them in dimension 0, of the first input and of ``grad``.
         replace: Take the place of the rule that serves such modules so far.
 

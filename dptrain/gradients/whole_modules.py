@@ -53,11 +53,11 @@ class QueryStreamRule(GenericRule):
     slow = False
     anywhere = False
 
-    def __call__(self, module: nn.Module, call: Call, grad: torch.Tensor) -> dict[str, Form]:
+    def __call__(self, module: Any, call: Call, grad: torch.Tensor) -> dict[str, Form]:
         given = inspect.signature(type(module).forward).bind_partial(module, *call.inputs, **call.kwargs).arguments
         if given.get("target_mapping") is not None:
             return super().__call__(module, call, grad)
-        return {"mask_emb": Dense(grad.new_zeros(call.contributions, *module.get_parameter("mask_emb").shape))}
+        return {"mask_emb": Dense(grad.new_zeros(call.contributions, *module.mask_emb.shape))}
 
 
 def _uses_inner_tensors(module: nn.Module, trained: Trained) -> bool:
