@@ -3,8 +3,8 @@
 Nothing but sizes is looked at, in the probes alone: the dimension whose size was the number of rows in every call, over two
 numbers of rows. One number would not do, since a length may happen to equal it. What is proved at the start stays for the run,
 so that a microbatch of as many rows as positions is no question; a call in which the rows are not there is refused. That what
-lies there are the examples is for the proofs to show: their gradients add up to autograd's own under uneven weights, and are the
-same in other company.
+lies there are the examples is for the proofs to show: their gradients add up to autograd's own under uneven weights, and are
+the same in other company.
 """
 
 from collections.abc import Sequence

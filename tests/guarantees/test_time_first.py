@@ -301,6 +301,7 @@ def test_one_number_of_rows_shows_no_other_dimension() -> None:
     (((3, 3, 8), 3), ((2, 3, 8), 2)),  # and as many positions as rows once
     (((7, 3, 3), 3), ((7, 2, 2), 2)),  # two that fit
     (((7, 3, 8), 3), ((2, 7, 8), 2)),  # here and there
+    (((2, 7, 8), 2), ((7, 3, 8), 3)),
     (((6, 3, 8), 3), ((6, 4, 8), 2)),  # not the number of rows
 ])  # fmt: skip
 def test_what_does_not_fit_alone_is_not_found(calls: tuple) -> None:
