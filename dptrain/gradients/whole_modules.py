@@ -22,7 +22,7 @@ Trained = frozenset[str]
 @gradient_rule(
     *(f"transformers.*.{kind}" for kind in (
         "OPTDecoderLayer", "DisentangledSelfAttention", "LongformerSelfAttention", "LEDEncoderSelfAttention", "MambaMixer",
-        "Mamba2Mixer", "Lfm2ShortConv", "Lfm2MoeShortConv",
+        "Mamba2Mixer", "Lfm2ShortConv", "Lfm2MoeShortConv", "Gemma3nAudioRelativePositionEmbedding",
     )),
     whole=True,
 )  # fmt: skip
