@@ -265,6 +265,8 @@ class Start:
                 yield from self._one(range(count), self._temper, learning=True)
 
         yield from self._settle(both)
+        if self._router.mistaken():
+            yield from self._settle(both)
         sandbox.layouts.decide()
         if sandbox.secret:
             for place, seen in sandbox.layouts.refused.items():

@@ -14,11 +14,12 @@ from torch import nn
 from torch.nn import functional
 
 from dptrain.gradients.forms import Dense, Form, Outer
-from dptrain.gradients.generic import GenericRule, require_batch_first
+from dptrain.gradients.generic import GenericRule
 from dptrain.gradients.registry import Call, gradient_rule
 from dptrain.sandbox import Draw
 
 _SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
+_ENTERING = ("query", "key", "value")
 _SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 _OUT = frozenset({"out_proj.weight", "out_proj.bias"})
 
@@ -32,10 +33,18 @@ class AttentionRule(GenericRule):
     """
 
     def __init__(self, name: str, module: nn.MultiheadAttention, *, whole: bool = True) -> None:
-        require_batch_first(name, module)
         super().__init__(name, module, whole=whole)
         self.attention = module
         self.slow = not serves(module)
+        self.first = 0 if module.batch_first else 1
+        self.anywhere = not module.batch_first
+
+    def dimension(self, output: int) -> int:
+        return self.first if output == 0 else 0  # weights have the example first
+
+    @property
+    def enters(self) -> int:
+        return self.first
 
     def __call__(self, module: nn.Module, call: Call, grad: torch.Tensor) -> dict[str, Form]:
         if self.slow or call.output != 0:
@@ -44,6 +53,10 @@ class AttentionRule(GenericRule):
         given.apply_defaults()
         if not self._fits(call, given.arguments):
             return super().__call__(module, call, grad)
+        if self.first:
+            turned = {id(given.arguments[key]): given.arguments[key].transpose(0, 1) for key in _ENTERING}
+            given.arguments.update({key: turned[id(given.arguments[key])] for key in _ENTERING})
+            grad = grad.transpose(0, 1)
         inner = [name for name in ("in_proj_weight", "in_proj_bias", *_SEPARATE) if call.wants(name)]
         with torch.autocast(grad.device.type, dtype=call.autocast, enabled=call.autocast is not None):
             maps, context = self._between(call, given.arguments, grad, backward=bool(inner))
@@ -65,8 +78,8 @@ class AttentionRule(GenericRule):
 
     def _fits(self, call: Call, given: dict[str, Any]) -> bool:
         """Tells whether every input has a row per example, and the one known mask is all that was drawn."""
-        inputs = [given[key] for key in ("query", "key", "value")]
-        if not all(isinstance(x, torch.Tensor) and x.dim() == 3 and x.shape[0] == call.rows for x in inputs):
+        inputs = [given[key] for key in _ENTERING]
+        if not all(isinstance(x, torch.Tensor) and x.dim() == 3 and x.shape[self.first] == call.rows for x in inputs):
             return False
         drops = self.attention.training and self.attention.dropout > 0
         drawn = [(entry.kind, entry.parameters) for entry in call.draws if isinstance(entry, Draw)]

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dptrain.blocks.shards import run_with
 from dptrain.errors import UnsupportedModule, without_text
+from dptrain.gradients.dimensions import Dimension
 from dptrain.gradients.forms import Dense, Form, promote
 from dptrain.gradients.registry import Call, Rule, gradient_rule
 from dptrain.sandbox import Draw, Entry, Read
@@ -112,12 +113,13 @@ class GenericRule(Rule):
 
     slow = True
     again = True
+    anywhere = True
 
     first = 0
-    """Dimension of the example in the first input and the first output."""
+    """Dimension of the example in the first input and the first output, unless anywhere."""
 
     other = 0
-    """Dimension of the example in the other inputs and outputs."""
+    """Dimension of the example in the other inputs and outputs, unless anywhere."""
 
     def __init__(self, name: str, module: nn.Module, *, whole: bool = False) -> None:
         super().__init__(name, module, whole=whole)
@@ -127,9 +129,17 @@ class GenericRule(Rule):
         self._quiet: set[bool] = set()
         self._one: set[str] = set()
         """Inputs that came with one row for all where they were first seen."""
+        self._taken: dict[str, Dimension] = {}
+        self._made: dict[int, Dimension] = {}
 
     def dimension(self, output: int) -> int:
+        if self.anywhere and output in self._made:
+            return self._made[output].found
         return self.first if output == 0 else self.other
+
+    @property
+    def enters(self) -> int:
+        return self.given.found if self.anywhere else self.first
 
     def __call__(self, module: nn.Module, call: Call, grad: torch.Tensor) -> dict[str, Form]:
         leaves, spec = tree_flatten((call.inputs, call.kwargs))
@@ -158,7 +168,20 @@ class GenericRule(Rule):
         self._refuse_host_draws(hosts)
         return {key: Dense(value) for key, value in found.items()}
 
-    def learn(self, args: tuple, kwargs: dict, rows: int) -> None:
+    @property
+    def dimensions(self) -> Sequence[Dimension]:
+        return (self.given, *self._taken.values(), *self._made.values())
+
+    @property
+    def open(self) -> bool:
+        return self.given.open and (0 not in self._made or self._made[0].open)
+
+    def forget(self) -> None:
+        super().forget()
+        self._taken.clear()
+        self._made.clear()
+
+    def learn(self, args: tuple, kwargs: dict, outputs: Sequence[object], rows: int) -> None:
         """Looks at a call on rows that are nobody's: an input has the example where every number of rows shows in its shape.
 
         One number would not do: a length may happen to equal it.
@@ -168,6 +191,16 @@ class GenericRule(Rule):
             if rows > 1 and isinstance(value, torch.Tensor) and value.dim() > dim:
                 key = _key(place, leaves, value)
                 self._batched[key] = self._batched.get(key, True) and value.shape[dim] == rows
+        if not self.anywhere:
+            return
+        for place, value in enumerate(leaves):
+            if isinstance(value, torch.Tensor):
+                self._taken.setdefault(_key(place, leaves, value), Dimension()).see(value.shape, rows)
+        for place, value in enumerate(outputs):
+            if isinstance(value, torch.Tensor):
+                self._made.setdefault(place, Dimension()).see(value.shape, rows)
+        if args and isinstance(args[0], torch.Tensor):
+            self.given.see(args[0].shape, rows)
 
     def spread(self, output: int, value: object, rows: int) -> torch.Tensor | None:
         """Spreads an output that came without examples; only where one row is known to stand for the batch.
@@ -176,6 +209,8 @@ class GenericRule(Rule):
         """
         if rows == 1 or not isinstance(value, torch.Tensor) or value.is_nested or value.shape[:1] != (1,):
             return None
+        if self.dimension(output):
+            return None  # one position, and not one row
         if isinstance(self.module, nn.Embedding):
             known = value.dim() == 3
         else:
@@ -191,6 +226,7 @@ class GenericRule(Rule):
             UnsupportedModule: an input that holds state, or that had one row per example and has no longer.
         """
         dims: list[int | None] = []
+        turned = self.anywhere and bool(self.given.found or self.dimension(0))
         for place, value in enumerate(leaves):
             if not isinstance(value, (torch.Tensor, *OPAQUE)):
                 raise UnsupportedModule(
@@ -204,6 +240,9 @@ class GenericRule(Rule):
                 dims.append(None)  # one row alone is the whole of every input
                 continue
             key = _key(place, leaves, value)
+            if turned:
+                dims.append(self._turned(place, key, value, call.rows))
+                continue
             fits = value.shape[dim] == call.rows
             if value.shape[dim] == 1 and not self._batched.get(key, False):
                 self._one.add(key)
@@ -223,6 +262,20 @@ class GenericRule(Rule):
                 )
             dims.append(dim if batched else None)
         return dims
+
+    def _turned(self, place: int, key: str, value: torch.Tensor, rows: int) -> int | None:
+        """Returns where the example is in an input of a module that holds it in another dimension than 0: where it was in the
+        probes, and None for an input in which it was nowhere."""
+        seen = self._taken.get(key)
+        if seen is not None and seen.nowhere:
+            return None
+        if seen is not None and not seen.lost and seen.where is not None and value.shape[seen.where] == rows:
+            return seen.where
+        raise UnsupportedModule(
+            "BATCH_DIMENSION",
+            f"input {place} of {self.described} has shape {tuple(value.shape)}, expected {rows} rows in the one dimension in "
+            "which the probes saw the rows, or in none; give it as in the probes, or freeze the tensors of the module",
+        )
 
     def _vectorised(
         self, call: Call, leaves: list, spec: Any, dims: list, tensors: dict, alias: dict, grad_output: torch.Tensor
@@ -349,13 +402,3 @@ def _run_recurrent(module: nn.RNNBase, swapped: dict[str, torch.Tensor], args: t
         return module(*args, **kwargs)
     finally:
         module._flat_weights = kept
-
-
-def require_batch_first(name: str, module: nn.RNNBase | nn.MultiheadAttention) -> None:
-    """Raises UnsupportedModule for a module of torch's whose dimension 0 is time."""
-    if not module.batch_first:
-        raise UnsupportedModule(
-            "BATCH_DIMENSION",
-            f"module {name!r} ({type(module).__name__}) is built with batch_first=False, so dimension 0 is not the example; "
-            "build it with batch_first=True",
-        )

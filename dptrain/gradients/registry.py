@@ -5,7 +5,7 @@ grad) -> {name: form}``. The project's own rules and those of users register ali
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as changed
 from fnmatch import fnmatchcase
@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from dptrain.errors import ConfigError, UnsupportedModule
+from dptrain.gradients.dimensions import Dimension
 from dptrain.gradients.forms import Dense, Form, Gather, Outer, Piece, promote, widened
 from dptrain.sandbox import Entry
 
@@ -66,6 +67,14 @@ class Call:
     def rows(self) -> int:
         """N * M."""
         return self.contributions * self.examples
+
+    def turned(self, dim: int) -> "Call":
+        """Returns the call with the examples of its first input in dimension 0, where they lie in this one."""
+        first, *others = self.inputs
+        return Call(
+            (first.movedim(dim, 0), *others), self.kwargs, self.contributions, self.examples, output=self.output,
+            autocast=self.autocast, draws=self.draws, wanted=self.wanted, tied=self.tied,
+        )  # fmt: skip
 
     def wants(self, name: str) -> bool:
         """Tells whether the gradient of this tensor will be used."""
@@ -118,10 +127,15 @@ class Rule:
     common = False
     """Its inputs are those of all examples, and have no row per example."""
 
+    anywhere = False
+    """Examples may lie in another dimension than 0; the probes show in which."""
+
     def __init__(self, name: str, module: nn.Module, *, whole: bool = False) -> None:
         self.name = name
         self.module = module
         self.whole = whole
+        self.given = Dimension()
+        """Where examples lie in the first input, if anywhere."""
 
     def __call__(self, module: nn.Module, call: Call, grad: torch.Tensor) -> Mapping[str, Form]:
         raise NotImplementedError
@@ -140,8 +154,32 @@ class Rule:
         """Returns where the example is in this output."""
         return 0
 
-    def learn(self, args: tuple, kwargs: dict, rows: int) -> None:
-        """Looks at a call on rows that are nobody's."""
+    @property
+    def enters(self) -> int:
+        """Returns where the example is in the first input."""
+        return self.dimension(0)
+
+    @property
+    def dimensions(self) -> Sequence[Dimension]:
+        """Returns where examples must lie in the same dimension in every call, and then what else was learnt."""
+        return (self.given,)
+
+    @property
+    def open(self) -> bool:
+        """Tells whether examples may lie somewhere, by all that was learnt."""
+        return self.given.open
+
+    def forget(self) -> None:
+        """Forgets what was learnt of where examples lie."""
+        self.given = Dimension()
+
+    def fix(self) -> None:
+        """Lets all dimensions stay what they are, where they are used."""
+        for dimension in self.dimensions:
+            dimension.fix()
+
+    def learn(self, args: tuple, kwargs: dict, outputs: Sequence[object], rows: int) -> None:
+        """Looks at a call on rows that are nobody's, and at the leaves of what it returned."""
 
     def spread(self, output: int, value: object, rows: int) -> torch.Tensor | None:
         """Returns this output with one row per example where it came with one for all; None where it stays as it is."""
@@ -151,16 +189,32 @@ class Rule:
 class Plain(Rule):
     """A rule that is a function and remembers nothing."""
 
-    def __init__(self, function: Function, name: str, module: nn.Module, *, whole: bool = False, product: bool = False) -> None:
+    def __init__(
+        self, function: Function, name: str, module: nn.Module, *, whole: bool = False, product: bool = False,
+        anywhere: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(name, module, whole=whole)
         self.function = function
         self.product = product
+        self.anywhere = anywhere
 
     @property
     def foreign(self) -> bool:
         return not self.function.__module__.startswith("dptrain.")
 
+    def dimension(self, output: int) -> int:
+        return self.given.found
+
+    def learn(self, args: tuple, kwargs: dict, outputs: Sequence[object], rows: int) -> None:
+        first, out = args[0], outputs[0]
+        if self.anywhere and isinstance(first, torch.Tensor) and isinstance(out, torch.Tensor):
+            self.given.see(first.shape, rows)
+            self.given.see(out.shape[:-1], rows)
+
     def __call__(self, module: nn.Module, call: Call, grad: torch.Tensor) -> Mapping[str, Form]:
+        dim = self.dimension(call.output)
+        if dim:
+            call, grad = call.turned(dim), grad.movedim(dim, 0)
         return self.function(module, call, grad)
 
 
@@ -197,6 +251,7 @@ def gradient_rule(
     whole: bool = False,
     subclasses: bool = False,
     product: bool = False,
+    anywhere: bool = False,
     replace: bool = False,
 ) -> Callable[[Rules], Rules]:
     """Registers a function ``(module, call, grad) -> {name: form}`` as the rule of a kind of module.
@@ -217,6 +272,8 @@ def gradient_rule(
         whole: The rule serves all tensors below the module, by their dotted names, and not only those that it holds itself.
         subclasses: Serve subclasses whatever their ``forward`` is, as only a rule can that runs the module itself.
         product: The output is ``x W + bias`` of the first input, made by one product that nothing else keeps.
+        anywhere: Every position is computed by itself, so that examples may lie in any dimension before the features.
+            The probes show in which; the function sees them in dimension 0, of the first input and of ``grad``.
         replace: Take the place of the rule that serves such modules so far.
 
     Raises:
@@ -230,7 +287,7 @@ def gradient_rule(
         if not replace:
             for kind in kinds:
                 _require_free(kind, structural=when is not None)
-        make: Callable[..., Rule] = rule if isinstance(rule, type) else partial(Plain, rule, product=product)
+        make: Callable[..., Rule] = rule if isinstance(rule, type) else partial(Plain, rule, product=product, anywhere=anywhere)
         kept = _entries
         if replace:
             left = [(entry, tuple(kind for kind in entry.kinds if kind not in kinds or entry.structural)) for entry in kept]

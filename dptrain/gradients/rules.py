@@ -1,7 +1,8 @@
 """Gradient rules of single layers: linear maps, tables, normalisations, convolutions.
 
-Each sees one call of one module: its inputs and the gradient of its output, both with examples in dimension 0. The router
-groups the examples of a contribution before a rule runs, so a rule knows contributions only.
+Each sees one call of one module: its inputs and the gradient of its output, both with examples in dimension 0, where they are
+moved if they lie in another (:mod:`dptrain.gradients.dimensions`). The router groups the examples of a contribution before a
+rule runs, so a rule knows contributions only.
 """
 
 import math
@@ -22,13 +23,13 @@ Trained = frozenset[str]
 Forms = dict[str, Form]
 
 
-@gradient_rule(nn.Linear, "transformers.*.FalconLinear", product=True)
+@gradient_rule(nn.Linear, "transformers.*.FalconLinear", product=True, anywhere=True)
 def linear(module: nn.Module, call: Call, grad: torch.Tensor) -> Forms:
     """Splits ``y = x W^T + b``."""
     return _product(call, grad, transposed=False)
 
 
-@gradient_rule("transformers.*.Conv1D", product=True)
+@gradient_rule("transformers.*.Conv1D", product=True, anywhere=True)
 def linear_transposed(module: nn.Module, call: Call, grad: torch.Tensor) -> Forms:
     """Splits ``y = x W + b``, as GPT-2 stores its weights."""
     return _product(call, grad, transposed=True)
@@ -55,7 +56,7 @@ def plain_table(module: nn.Embedding, trained: Trained) -> bool:
     return True
 
 
-@gradient_rule(nn.Embedding, when=plain_table)
+@gradient_rule(nn.Embedding, when=plain_table, anywhere=True)
 def table(module: nn.Embedding, call: Call, grad: torch.Tensor) -> Forms:
     """Splits a table look-up; the padding row receives no gradient."""
     return looked_up(module, call, grad, call.inputs[0])
@@ -83,7 +84,7 @@ def _scaled_table(module: nn.Module, trained: Trained) -> bool:
     return plain_table(module, trained)
 
 
-@gradient_rule("transformers.*ScaledWordEmbedding", when=_scaled_table)
+@gradient_rule("transformers.*ScaledWordEmbedding", when=_scaled_table, anywhere=True)
 def scaled_table(module: nn.Embedding, call: Call, grad: torch.Tensor) -> Forms:
     """Splits a table look-up whose rows are multiplied by a constant."""
     found = table(module, call, grad)["weight"]
@@ -92,7 +93,7 @@ def scaled_table(module: nn.Embedding, call: Call, grad: torch.Tensor) -> Forms:
     return {"weight": Gather(found.ids_NT, found.b_NTD * (scale.to(found.b_NTD) if isinstance(scale, torch.Tensor) else scale))}
 
 
-@gradient_rule(nn.LayerNorm)
+@gradient_rule(nn.LayerNorm, anywhere=True)
 def layer_norm(module: nn.LayerNorm, call: Call, grad: torch.Tensor) -> Forms:
     """Splits ``y = normalise(x) * weight + bias`` over the last dimensions."""
     shape = module.normalized_shape

@@ -188,11 +188,14 @@ class GivenRule(Rule):
         return {"dense_bias": Dense(call.positions(grad, 1).sum(1))}
 
 
-@gradient_rule("transformers.*.ProphetNetPositionalEmbeddings")
+@gradient_rule(
+    "transformers.*.ProphetNetPositionalEmbeddings", "transformers.*.modeling_fsmt.SinusoidalPositionalEmbedding"
+)
 class CountedRule(GenericRule):
-    """Splits a look-up of positions that a module counts itself, of as many rows as it is told, and returns beside it."""
+    """Splits a look-up of positions that a module counts itself: of tokens, or of as many rows as it is told."""
 
     slow = False
+    anywhere = False
 
     def __call__(self, module: nn.Module, call: Call, grad: torch.Tensor) -> dict[str, Form]:
         return looked_up(module, call, grad, _rows_taken(module, call))
@@ -202,6 +205,7 @@ class MethodRule(GenericRule):
     """Runs one method of a module again, for the tensors that it reads."""
 
     slow = False
+    anywhere = False
 
     def __init__(self, name: str, module: nn.Module, method: str, first: int = 0) -> None:
         super().__init__(name, module, whole=True)
@@ -238,6 +242,8 @@ class _Borrower(nn.Module):
 class BorrowerRule(GenericRule):
     """Runs a layer again for its own tensors and for a table that its encoder gave it."""
 
+    anywhere = False
+
     def __init__(self, name: str, layer: nn.Module, lender: nn.Module, method: str) -> None:
         super().__init__(name, _Borrower(layer, lender, method), whole=True)
         self.described = f"module {name!r} ({type(layer).__name__})"
@@ -263,6 +269,7 @@ class _Biased(nn.Module):
 class BiasedRule(GenericRule):
     """Runs an attention again for its own tensors, and for the table of which the first attention made its biases."""
 
+    anywhere = False
     elsewhere = frozenset([2])  # biases, whose gradient each attention takes for itself
 
     def __init__(self, name: str, layer: nn.Module, lender: nn.Module, method: str) -> None:
@@ -291,6 +298,7 @@ class StreamsRule(GenericRule):
     """Runs a norm again for its own tensors, and for the table whose rows are in what it is given."""
 
     slow = False
+    anywhere = False
 
     def __init__(self, name: str, norm: nn.Module, lender: nn.Module, table: str) -> None:
         super().__init__(name, _Streams(norm, lender, table), whole=True)

@@ -4,6 +4,7 @@ Prompt tuning and p-tuning compute virtual tokens for one example and repeat the
 computed for all its examples instead: the same numbers, one row per example, so that each has a gradient of its own.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,15 +13,16 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from dptrain.blocks.adapters import tuner_runs_whole
-from dptrain.gradients.generic import GenericRule, require_batch_first
-from dptrain.gradients.registry import gradient_rule
+from dptrain.gradients.forms import Dense, Form
+from dptrain.gradients.generic import GenericRule
+from dptrain.gradients.registry import Call, gradient_rule
 
 Trained = frozenset[str]
 
 @gradient_rule(
     *(f"transformers.*.{kind}" for kind in (
         "OPTDecoderLayer", "DisentangledSelfAttention", "LongformerSelfAttention", "LEDEncoderSelfAttention", "MambaMixer",
-        "Mamba2Mixer", "Lfm2ShortConv", "Lfm2MoeShortConv",
+        "Mamba2Mixer", "Lfm2ShortConv", "Lfm2MoeShortConv", "Gemma3nAudioRelativePositionEmbedding",
     )),
     whole=True,
 )  # fmt: skip
@@ -34,13 +36,28 @@ class WholeRule(GenericRule):
 
 @gradient_rule(nn.RNNBase, whole=True, subclasses=True)
 class RecurrentRule(GenericRule):
-    """Runs recurrent modules again, whose states have the example in dimension 1."""
+    """Runs recurrent modules again, whose states have the example in dimension 1, and all else if time is in dimension 0."""
 
+    anywhere = False
     other = 1
 
     def __init__(self, name: str, module: nn.RNNBase, *, whole: bool = True) -> None:
-        require_batch_first(name, module)
         super().__init__(name, module, whole=whole)
+        self.first = 0 if module.batch_first else 1
+
+
+@gradient_rule("transformers.*.XLNetModel")
+class QueryStreamRule(GenericRule):
+    """Splits the embedding with which the stream of queries begins; a model that is given no mapping to targets has none."""
+
+    slow = False
+    anywhere = False
+
+    def __call__(self, module: Any, call: Call, grad: torch.Tensor) -> dict[str, Form]:
+        given = inspect.signature(type(module).forward).bind_partial(module, *call.inputs, **call.kwargs).arguments
+        if given.get("target_mapping") is not None:
+            return super().__call__(module, call, grad)
+        return {"mask_emb": Dense(grad.new_zeros(call.contributions, *module.mask_emb.shape))}
 
 
 def _uses_inner_tensors(module: nn.Module, trained: Trained) -> bool:

@@ -101,6 +101,9 @@ class Router:
         if sandbox is not None:
             sandbox.own(self._anchor)
         self._begun: dict[str, int] = {}
+        self._doubted: list[Rule] = []
+        self._mistaken: list[Rule] = []
+        self._learnt = False
         self._handles: list[RemovableHandle] = []
         listed = list(listed_sites(model, self._index.keys()))
         self.sites = list(self._find_sites(model, listed))
@@ -340,10 +343,37 @@ class Router:
             return None
         with torch._C.DisableTorchFunction():  # nobody is asked about attributes
             shape = () if args[0].is_nested else args[0].shape
-        rows = armed.contributions * armed.examples
-        if rows > 1 and len(shape) > 1 and shape[0] == 1 and self._wanted(armed, site):
-            return (args[0].expand(rows, *shape[1:]), *args[1:]), kwargs
-        return None
+        rows, rule = armed.contributions * armed.examples, site.rule
+        if not (len(shape) > 1 and shape[0] == 1 and self._wanted(armed, site)):
+            return None
+        one_position = not rule.common and (rule.enters != 0 or self._doubts(rule, shape[1], rows))
+        if rows == 1 or one_position:
+            return None
+        return (args[0].expand(rows, *shape[1:]), *args[1:]), kwargs
+
+    def _doubts(self, rule: Rule, length: int, rows: int) -> bool:
+        """Tells whether one row for all may be one position of all rows, which two numbers of rows will show."""
+        if self.sandbox is None or not self.sandbox.learning or not rule.anywhere or rule.given.fixed or rule in self._mistaken:
+            return False
+        if length == rows and rule.given.may_be(1):
+            self._doubted.append(rule)
+            return True
+        if rule in self._doubted:
+            rule.forget()
+            self._mistaken.append(rule)
+        return False
+
+    def _fix(self) -> None:
+        """Lets examples lie from now on where they were learnt to lie."""
+        self._learnt = False
+        for site in self.sites:
+            site.rule.fix()
+
+    def mistaken(self) -> bool:
+        """Tells whether an input was taken for one position that was one row for all, so that rows have to be learnt again."""
+        found = any(rule in self._doubted for rule in self._mistaken)
+        self._doubted.clear()
+        return found
 
     @contextmanager
     def muted(self) -> Iterator[None]:
@@ -408,14 +438,22 @@ class Router:
         first = args[0] if args else None
         if any(isinstance(value, torch.Tensor) and value.is_nested for value in (first, *leaves)):
             raise sites.nested(site)
-        at = site.rule.dimension(0)
-        apart = site.rule.common or not isinstance(first, torch.Tensor) or _rows(first, armed, at)
-        if not apart or not _rows(leaves[0] if leaves else None, armed, at):
+        learning = self.sandbox is not None and self.sandbox.learning
+        rule = site.rule
+        if learning:
+            rule.learn(args, kwargs, leaves, rows)
+            self._learnt = True
+        elif self._learnt:
+            self._fix()
+        elif rows == 1 and self.verified is None:  # it may be all that ever comes
+            rule.learn(args, kwargs, leaves, rows)
+            rule.fix()
+        apart = rule.common or not isinstance(first, torch.Tensor) or _rows(first, armed, rule.enters)
+        apart = apart and _rows(leaves[0] if leaves else None, armed, rule.dimension(0))
+        if not (rule.open and (apart or (learning and rule.anywhere))):  # nothing is asked back while it is learnt
             raise sites.batch_dimension(site, wanted)
         if self.verified is not None and site.name not in self.verified:
             raise sites.unverified(site, wanted)
-        if self.sandbox is not None and self.sandbox.learning:
-            site.rule.learn(args, kwargs, rows)
         armed.half = armed.half or _half(leaves)
         begins = not any(isinstance(value, torch.Tensor) and value.requires_grad for value in args)
         draws = self._drawn(site) if generic else ()

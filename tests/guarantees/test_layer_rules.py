@@ -291,18 +291,20 @@ def test_attention_of_torch_itself(options: dict, training: bool) -> None:
     compare(model, batch_of(5, 8, rows=14), cross_entropy, examples=2, layers="layers")
 
 
-def test_attention_of_torch_with_examples_second_is_refused() -> None:
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"kdim": 8, "vdim": 8}], ids=str)
+def test_attention_of_torch_may_have_examples_second(options: dict) -> None:
     class Second(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.attention = nn.MultiheadAttention(8, 2)
+            self.attention = nn.MultiheadAttention(8, 2, **options)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = x.transpose(0, 1)
             return self.attention(x, x, x)[0].transpose(0, 1)
 
-    with pytest.raises(UnsupportedModule, match=r"BATCH_DIMENSION.*batch_first=True"):
-        compare(Stack([Second()], 8, lambda x: x.mean(1)).double(), batch_of(5, 8), cross_entropy, layers="layers")
+    torch.manual_seed(0)
+    model = Stack([Second(), Second()], 8, lambda x: x.mean(1)).double()
+    compare(model, batch_of(5, 8, rows=14), cross_entropy, examples=2, layers="layers")
 
 
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice", "ignore:enable_nested_tensor is True")

@@ -21,6 +21,7 @@ from tests.mutants.serving import SERVING
 from tests.mutants.tables import TABLES
 from tests.mutants.tangents import TANGENTS
 from tests.mutants.texts import TEXTS_BESIDE
+from tests.mutants.turned import TURNED
 
 ADDRESSES = "dptrain/sandbox/addresses.py"
 INTERCEPTION = "dptrain/sandbox/interception.py"
@@ -900,6 +901,7 @@ GROUPS = {
     "noise that is correlated": CORRELATED,
     "the geometry of pairs": TANGENTS,
     "tables and masks of transformers": TABLES,
+    "time before the examples": TURNED,
     "narrowed forwards": NARROWED,
     "gradient rules and masks": RULES,
     "clipped sums and their release": CLIPPED,

@@ -52,11 +52,18 @@ def names_of(rows: int) -> list[bytes]:
     return [b"row" + row.to_bytes(4, "big") for row in range(rows)]
 
 
-def learn(sandbox: Sandbox, model: nn.Module, batch: dict, losses: Losses, examples: int) -> None:
-    """Shows a sandbox where rows lie in what the model draws, by forwards over two numbers of rows."""
-    for count in (3 * examples, 2 * examples):
-        with sandbox.enter(0, names_of(count), learning=True):
-            losses(model, rows_of(batch, 0, count))
+def learn(
+    sandbox: Sandbox, model: nn.Module, batch: dict, losses: Losses, examples: int, router: Router | None = None
+) -> None:
+    """Shows a sandbox where rows lie in what the model draws, and a router where its modules hold them, by forwards over two
+    numbers of rows."""
+    for count in (3, 2):
+        if router is not None:
+            router.arm(count, examples, torch.ones(count, len(router.schedule.blocks), dtype=torch.bool))
+        with sandbox.enter(0, names_of(count * examples), learning=True):
+            losses(model, rows_of(batch, 0, count * examples))
+        if router is not None:
+            router.disarm()
     sandbox.layouts.decide()
 
 
@@ -127,11 +134,11 @@ def compare(
     router = Router(model, schedule, sandbox=sandbox)
     for parameter in model.parameters():  # as a run does, of what is scheduled and of what is frozen
         parameter.requires_grad_(False)
-    learn(sandbox, model, probes, losses, examples)
     router.attach()
     kept = dict(P0_TOLERANCE)
     P0_TOLERANCE[torch.float64] = probe_tolerance
     try:
+        learn(sandbox, model, probes, losses, examples, router)
         probe(router, model, probes, losses, examples)
     finally:
         router.detach()

@@ -159,8 +159,8 @@ def _told(noticed: list[warnings.WarningMessage]) -> dict[str, tuple[str, ...]]:
     slow, others = set(), set()
     for item in noticed:
         if item.category.__name__ == "FallbackNotice":
-            text = str(item.message)
-            slow.add(text[text.find("(") + 1 : text.find(")")])
+            told = str(item.message).partition(" has no rule")[0]
+            slow.add(told.rpartition("(")[2].rstrip(")"))
         elif item.category.__module__.startswith("dptrain"):
             others.add(item.category.__name__)
     return {"slow": tuple(sorted(slow)), "notices": tuple(sorted(others))}

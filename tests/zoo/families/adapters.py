@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from tests.zoo import losses, records
-from tests.zoo.families import decoders, encoders
+from tests.zoo.families import decoders, encoders, translators
 from tests.zoo.family import Family, hf
 
 KIND = "adapters of peft"
@@ -99,6 +99,12 @@ ADAPTERS = (
     Family("LoRA over GPT-2", KIND,
            tuned(hf("GPT2LMHeadModel", decoders.OLD), "LoRA", "CAUSAL_LM", ["c_attn"], ["ln_1"], "wte"),
            records.text, records.tokens, losses.next_token_without_cache, model="LoraConfig"),
+    Family("LoRA over FSMT", KIND,
+           tuned(hf("FSMTForConditionalGeneration", translators.FSMT), "LoRA", "SEQ_2_SEQ_LM", ["q_proj", "k_proj", "fc1"], [],
+                 "embed_tokens"), records.text, records.translated, losses.translate, translators.OF_TUNED, model="LoraConfig"),
+    Family("LoRA over XLNet", KIND,
+           tuned(hf("XLNetForSequenceClassification", encoders.XLNET), "LoRA", "SEQ_CLS", ["layer_1", "layer_2"], [],
+                 "word_embedding"), records.text, records.labelled, losses.classify, model="LoraConfig"),
     Family("LoRA over Mixtral", KIND, tuned(hf("MixtralForCausalLM", decoders.SIZES, num_local_experts=4), "LoRA", "CAUSAL_LM",
            ["q_proj", "v_proj"], [], "embed_tokens"), records.text, records.tokens, losses.next_token_without_cache,
            model="LoraConfig"),

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 from tests.zoo import losses, records
 from tests.zoo.family import Family, Layers, hf
 from tests.zoo.records import BOS, EOS, LABELS, MASK, PAD, VOCABULARY
@@ -31,6 +33,27 @@ XLM = {
     "vocab_size": VOCABULARY, "emb_dim": 16, "n_layers": 2, "n_heads": 2, "max_position_embeddings": 32, "num_labels": LABELS,
     "pad_index": PAD, "bos_index": BOS, "eos_index": EOS, "n_langs": 1, "use_lang_emb": False,
 }  # fmt: skip
+
+XLNET = {"vocab_size": VOCABULARY, "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 24, "num_labels": LABELS}
+
+
+def _in_two(examples: list[Any]) -> dict[str, Any]:
+    """Texts whose second half is a segment of its own."""
+    rows = records.labelled(examples)
+    half = torch.arange(rows["input_ids"].shape[1]) >= rows["input_ids"].shape[1] // 2
+    return rows | {"token_type_ids": half.long().expand_as(rows["input_ids"]).clone()}
+
+
+def _permuted(examples: list[Any]) -> dict[str, Any]:
+    """Texts of which the last two tokens are predicted, the earlier one without a look at the other."""
+    rows = records.tokens(examples)
+    count, length = rows["input_ids"].shape
+    hidden = torch.zeros(count, length, length)
+    hidden[:, :, -1] = hidden[:, -2, -2] = hidden[:, :-2, -2] = 1.0
+    target = torch.zeros(count, 2, length)
+    target[:, 0, -2] = target[:, 1, -1] = 1.0
+    return rows | {"perm_mask": hidden, "target_mapping": target, "labels": rows["input_ids"][:, -2:].clone()}
+
 
 ENCODERS = (
     encoder("BERT", "BertForSequenceClassification"),
@@ -89,8 +112,11 @@ ENCODERS = (
                 "max_position_embeddings": 32}),
     classifier("FlauBERT", "FlaubertForSequenceClassification", XLM),
     classifier("XLM", "XLMForSequenceClassification", XLM),
-    classifier("XLNet", "XLNetForSequenceClassification",
-               {"vocab_size": VOCABULARY, "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 24, "num_labels": LABELS}),
+    classifier("XLNet", "XLNetForSequenceClassification", XLNET),
+    Family("XLNet with segments", KIND, hf("XLNetForSequenceClassification", XLNET), records.text, _in_two,
+           losses.classify, model="XLNetForSequenceClassification"),
+    Family("XLNet as a language model", KIND, hf("XLNetLMHeadModel", XLNET), records.text, _permuted, losses.tag,
+           model="XLNetLMHeadModel"),
     classifier("Funnel", "FunnelForSequenceClassification",
                {"vocab_size": VOCABULARY, "block_sizes": [1, 1], "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 24,
                 "num_labels": LABELS}),

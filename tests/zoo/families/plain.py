@@ -52,10 +52,11 @@ class Recurrent(nn.Module):
 
     def __init__(self, kind: type[nn.RNNBase], **options):
         super().__init__()
-        self.rnn = kind(16, 16 // (2 if options.get("bidirectional") else 1), batch_first=True, **options)
+        options = {"batch_first": True, **options}
+        self.rnn = kind(16, 16 // (2 if options.get("bidirectional") else 1), **options)
 
     def forward(self, x: torch.Tensor, padding: torch.Tensor | None) -> torch.Tensor:
-        return self.rnn(x)[0]
+        return self.rnn(x)[0] if self.rnn.batch_first else self.rnn(x.transpose(0, 1))[0].transpose(0, 1)
 
 
 class Convolved(nn.Module):
@@ -250,6 +251,7 @@ PLAIN = (
     tokens("nn.LSTM, two layers with dropout", lambda: Recurrent(nn.LSTM, num_layers=2, dropout=0.1),
            layers=(None, ("body.rnn",))),
     tokens("nn.LSTM, both directions", lambda: Recurrent(nn.LSTM, bidirectional=True), layers=(None, ("body.rnn",))),
+    tokens("nn.LSTM, batch second", lambda: Recurrent(nn.LSTM, batch_first=False), layers=(None, ("body.rnn",))),
     tokens("nn.GRU", lambda: Recurrent(nn.GRU), layers=(None, ("body.rnn",))),
     tokens("nn.RNN", lambda: Recurrent(nn.RNN), layers=(None, ("body.rnn",))),
     tokens("convolutions over time", Convolved),

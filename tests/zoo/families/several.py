@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from tests.zoo import losses, records
+from tests.zoo.families.decoders import GEMMA_3N
 from tests.zoo.families.decoders import SIZES as DECODER
 from tests.zoo.families.encoders import IDS, SIZES
 from tests.zoo.families.vision import VIT
@@ -62,6 +63,54 @@ def speaks(
     """A language model with eyes."""
     collate = collate or with_picture(tokens)
     return Family(name, KIND, hf(model, options), records.captioned, collate, captions, layers, model=model)
+
+
+SOFT = 2
+"""Tokens that a sound of Gemma 3n counts."""
+EARS = VOCABULARY + 4
+"""The first id of a sound; those of a picture are before it."""
+
+
+def _hears() -> nn.Module:
+    """Gemma 3n with its own audio tower; in the place of its eyes, which timm would make, stand those of SigLIP."""
+    from transformers import Gemma3nConfig, Gemma3nForConditionalGeneration, SiglipVisionConfig
+
+    text = {**DECODER, **GEMMA_3N, "vocab_size": EARS + 4}
+    ears = {
+        "vocab_size": 4, "vocab_offset": EARS, "input_feat_size": BINS, "hidden_size": 16, "conf_attention_chunk_size": 2,
+        "conf_attention_context_left": 3, "conf_num_attention_heads": 2, "conf_num_hidden_layers": 2,
+        "conf_conv_kernel_size": 3, "conf_reduction_factor": 2, "sscp_conv_channel_size": (4, 4),
+    }  # fmt: skip
+    config = Gemma3nConfig(text_config=text, audio_config=ears, audio_soft_tokens_per_image=SOFT, audio_token_id=EARS,
+                           image_token_id=VOCABULARY)  # fmt: skip
+    eyes = SiglipVisionConfig(**SIGLIP_EYE)
+    eyes.vocab_size, eyes.vocab_offset, eyes.rms_norm_eps = 4, VOCABULARY, 1e-6
+    vars(config)["vision_config"] = eyes
+    return Gemma3nForConditionalGeneration(config)
+
+
+def _sounding(examples: list[Any]) -> dict[str, Any]:
+    """A sound as tokens at the beginning of a text, and its frames, of which the last are padding now and then."""
+    rows = records.tokens(examples)
+    place = torch.full((len(examples), SOFT), EARS)
+    bins = torch.tensor([e["bins"] for e in examples]).mT
+    shown = torch.tensor([[frame < bins.shape[1] - 6 * e["label"] for frame in range(bins.shape[1])] for e in examples])
+    return {
+        "input_ids": torch.cat([rows["input_ids"][:, :1], place, rows["input_ids"][:, 1:]], 1),
+        "attention_mask": torch.cat([rows["attention_mask"][:, :1], torch.ones_like(place), rows["attention_mask"][:, 1:]], 1),
+        "input_features": bins, "input_features_mask": shown,
+    }  # fmt: skip
+
+
+def _after_sound(model: nn.Module, rows: Rows) -> torch.Tensor:
+    """Next token of the text, where the sound's places are not told."""
+    logits = model(**losses.inputs(rows), use_cache=False).logits[:, :-1]
+    ids = rows["input_ids"]
+    return losses.each(logits, torch.where((rows["attention_mask"] != 0) & (ids != EARS), ids, -100)[:, 1:])
+
+
+def _sung(seed: int) -> dict[str, Any]:
+    return records.spectrum(seed) | records.text(seed)
 
 
 def _typed(collate):
@@ -213,6 +262,8 @@ SEVERAL = (
         "text_config": {"model_type": "gemma3_text", **DECODER, "sliding_window": 4},
         "image_token_index": SPECIAL, "image_token_id": SPECIAL, "mm_tokens_per_image": 1},
         (None, "model.language_model.layers")),
+    Family("Gemma 3n, with sound", KIND, _hears, _sung, _sounding, _after_sound, (None, "model.language_model.layers"),
+           frozen=("vision_tower",), model="Gemma3nForConditionalGeneration"),
     Family("Qwen2-VL", KIND, hf("Qwen2VLForConditionalGeneration", {
         "text_config": {**DECODER, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
                                                        "mrope_section": [1, 1, 0]}},

@@ -25,6 +25,8 @@ PROPHET = {
     "max_position_embeddings": 32, "decoder_start_token_id": BOS, **IDS,
 }  # fmt: skip
 OF_PROPHET: tuple[Layers, ...] = (None, "prophetnet.encoder.layers", ("prophetnet.encoder.layers", "prophetnet.decoder.layers"))
+OF_TUNED: tuple[Layers, ...] = (None, "base_model.model.model.encoder.layers")
+FSMT = {**BART, "langs": ["en", "de"], "src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY}
 OF_T5: tuple[Layers, ...] = (None, "encoder.block", ("encoder.block", "decoder.block"))
 
 
@@ -74,8 +76,7 @@ TRANSLATORS = (
     translator("LED", "LEDForConditionalGeneration", BART, (None, "led.encoder.layers", ("led.encoder.layers",
                "led.decoder.layers")), attention_window=4, max_encoder_position_embeddings=32,
                max_decoder_position_embeddings=32),
-    translator("FSMT", "FSMTForConditionalGeneration", {
-        **BART, "langs": ["en", "de"], "src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY}),
+    translator("FSMT", "FSMTForConditionalGeneration", FSMT),
     translator("ProphetNet", "ProphetNetForConditionalGeneration", PROPHET, OF_PROPHET),
     translator("ProphetNet, table of n-grams frozen", "ProphetNetForConditionalGeneration", PROPHET, OF_PROPHET,
                frozen=("ngram_embeddings",)),

@@ -197,6 +197,9 @@ SCENES = (
           losses.detect, OF_DETR, "ConditionalDetrForObjectDetection"),
     dense("DAB-DETR", on("DabDetrForObjectDetection", "ResNetConfig", BODY, **{**DETR, "hidden_size": 16}), records.boxed,
           losses.detect, OF_DETR, "DabDetrForObjectDetection"),
+    dense("DAB-DETR, query positions frozen", on("DabDetrForObjectDetection", "ResNetConfig", BODY, **{
+        **DETR, "hidden_size": 16}), records.boxed, losses.detect, OF_DETR, "DabDetrForObjectDetection",
+          frozen=("query_refpoint_embeddings",)),
     dense("Deformable DETR", on("DeformableDetrForObjectDetection", "ResNetConfig", BODY4, **{**DETR, "d_model": 32},
                                 num_feature_levels=3, encoder_n_points=2, decoder_n_points=2), records.boxed,
           losses.detect, OF_DETR, "DeformableDetrForObjectDetection"),
