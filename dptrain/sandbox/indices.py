@@ -9,6 +9,7 @@ Lengths that say where one row ends and the next begins (targets of a CTC loss o
 contradict each other. Then nobody can say whose entry is whose, and all rows count as zero.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -89,6 +90,9 @@ class Total:
             _aten.index_put_.default: self._put,
             _aten._index_put_impl_.default: self._put,
             _aten._unsafe_index_put.default: self._put,
+            _aten.masked_scatter.default: self._scatter_masked,
+            _aten.masked_scatter_.default: self._scatter_masked,
+            _aten.masked_scatter_backward.default: self._scatter_masked_backward,
         }
 
     # ------------------------------------------------------------------------------------------------------------ reading
@@ -290,6 +294,27 @@ class Total:
         written = func(longer, inside, values, *args[3:], **kwargs).narrow(first, 0, size)
         return target.copy_(written) if func._schema.is_mutable else written.contiguous()
 
+    def _scatter_masked(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """``masked_scatter``, which deals one source out over the rows, in their order.
+
+        A row whose mask shows more or less than its share would take what is the next one's, and move all behind it. Each takes
+        its own share, and one that asked for another counts as zero; where there are no equal shares, all do.
+        """
+        target, mask, source = args
+        dealt = _dealt(target.shape, mask, source.numel())
+        if dealt is None or not self._mends(target, dealt[0]):
+            return func(*args, **kwargs)
+        bad, own = dealt
+        out = self._stained(_aten.masked_scatter.default(target, own, source), bad.view(-1, *(1,) * (target.dim() - 1)))
+        return target.copy_(out) if func._schema.is_mutable else out
+
+    def _scatter_masked_backward(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        grad, mask, sizes = args
+        dealt = _dealt(grad.shape, mask, math.prod(sizes))
+        if dealt is None or not self._found(dealt[0]):
+            return func(*args, **kwargs)
+        return func(grad, dealt[1], sizes)
+
     # ------------------------------------------------------------------------------------------------------------ helpers
 
     def _mends(self, source: torch.Tensor, bad: torch.Tensor) -> bool:
@@ -315,6 +340,23 @@ def _outside(index: torch.Tensor, size: int) -> torch.Tensor:
 
 def _inside(index: torch.Tensor, bad: torch.Tensor) -> torch.Tensor:
     return index.masked_fill(bad, 0)
+
+
+def _dealt(shape: torch.Size, mask: torch.Tensor, numbers: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Tells which rows of a tensor ask for another share of so many numbers than an equal one, and gives a mask by which each
+    takes its own; None where torch refuses the shapes, or a row has no room for its share.
+
+    Where the numbers do not go into equal shares, all rows are such, and take what they can.
+    """
+    if not shape or not shape[0] or mask.dtype != torch.bool or torch.broadcast_shapes(shape, mask.shape) != shape:
+        return None
+    share, rest = divmod(numbers, shape[0])
+    wanted = mask.expand(shape).flatten(1) if len(shape) > 1 else mask.expand(shape)[:, None]
+    if share > wanted.shape[1]:
+        return None
+    bad = (wanted.sum(1) != share) | (rest > 0)
+    first = torch.arange(wanted.shape[1], device=mask.device) < share
+    return bad, torch.where(bad[:, None], first, wanted).view(shape)
 
 
 def _outside_classes(scores: torch.Tensor, target: torch.Tensor, ignored: int) -> torch.Tensor:

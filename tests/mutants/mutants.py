@@ -454,6 +454,15 @@ _READ = "test_an_index_out_of_range_gives_its_row_nan_and_moves_nobody"
 _WRITTEN = "test_what_is_written_out_of_range_is_dropped_and_the_row_is_marked"
 
 EVENTS = (
+    Mutant("a row takes its own share of a source", INDICES, "_aten.masked_scatter.default: self._scatter_masked,", "",
+           "tests/sandbox/test_dealt_sources.py::test_a_row_that_asks_for_another_share_moves_nobodys"),
+    Mutant("the gradient of a share goes to whose it is", INDICES,
+           "_aten.masked_scatter_backward.default: self._scatter_masked_backward,", "",
+           "tests/sandbox/test_dealt_sources.py::test_a_row_that_asks_for_another_share_moves_nobodys"),
+    Mutant("a row that asks for another share counts as zero", INDICES,
+           "self._stained(_aten.masked_scatter.default(target, own, source), bad.view(-1, *(1,) * (target.dim() - 1)))",
+           "_aten.masked_scatter.default(target, own, source)",
+           "tests/sandbox/test_dealt_sources.py::test_a_row_that_asks_for_another_share_moves_nobodys"),
     _no_handler("embedding.default", "_embedding", _READ + "[embedding-1000]"),
     _no_handler("gather.default", "_along", _READ + "[gather-1000]"),
     _no_handler("index_select.default", "_along", _READ + "[index_select-1000]"),
