@@ -199,8 +199,8 @@ class KeptMemory:
     """Has glibc keep what is freed for what is asked for next, while at least one is open.
 
     After each backward pass nearly all is freed, and glibc gives the top of its heap back to the system, and every block above
-    32 MiB (logits, say) at once: the next microbatch meets every page anew, which was 5 to 15 percent of small steps. Nothing is
-    changed where the environment says how glibc allocates.
+    32 MiB (logits, say) at once. The next microbatch meets every page anew, which was 5 to 15 percent of small steps. Nothing
+    is changed where the environment says how glibc allocates.
     """
 
     _open = 0
