@@ -58,14 +58,20 @@ def _kept(
         built = _read(path)
         if built is not None and path.name == f"{name}-{hashlib.sha256(built).hexdigest()}.so":
             found = _loaded(built, declared)
-            return found if works(found) else None
+            return found if _computes(found, works) else None
     built = _built(compiler, source, flags)
     found = _loaded(built, declared)
-    if not works(found):
+    if not _computes(found, works):
         return None
     if place is not None:
         _keep(built, place / f"{name}-{hashlib.sha256(built).hexdigest()}.so")
     return found
+
+
+def _computes(found: Any, works: Callable[[Any], bool]) -> bool:
+    """Tells whether kernels compute, in memory of the processor whatever device a program makes its tensors on."""
+    with torch.device("cpu"):
+        return works(found)
 
 
 def _digest(*parts: bytes) -> str:

@@ -77,7 +77,7 @@ def grams_beside(a_NTD: torch.Tensor, b_NTP: Sequence[torch.Tensor]) -> list[Gra
         return None
     n, t, d = a_NTD.shape
     a, several = _lined(a_NTD), [_lined(b) for b in b_NTP]
-    sums = torch.empty(len(several), 4, n, dtype=torch.float64)
+    sums = a_NTD.new_empty(len(several), 4, n, dtype=torch.float64)
     run = library().dptrain_gram
     widths = [b.shape[2] for b in several]
     each(n, n * t * t * (d + sum(widths)) // 2, lambda first, many: run(*_beside(a, several, first, many, sums)))
@@ -197,7 +197,7 @@ def row_squares(matrices: Sequence[torch.Tensor]) -> torch.Tensor:
     Every product is exact and added up in float64, in an order that a row's width alone decides.
     """
     rows = _rows_of(matrices)
-    out = torch.empty(len(matrices), rows, dtype=torch.float64)
+    out = matrices[0].new_empty(len(matrices), rows, dtype=torch.float64)
     run = library().dptrain_rows_squares
 
     def some(first: int, many: int) -> None:

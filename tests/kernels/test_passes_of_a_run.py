@@ -2,6 +2,8 @@
 that is wrong."""
 
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -327,3 +329,23 @@ def test_without_kernels_a_run_is_torchs(calls: dict[str, int], tmp_path, monkey
     _, trainer = trained(tmp_path, "reader")
     trainer.close()
     assert calls == {}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_compute_in_memory_of_the_processor_whatever_a_program_makes_its_tensors_of(device, dtype) -> None:
+    """In a process of its own: pointers into memory that is not there would end it."""
+    program = f"""
+import torch
+from dptrain.kernels import activations, attention, reductions
+x, rows = torch.randn(2, 64, 32), torch.randn(3, 64)
+true = torch.bmm(x.mT, x), attention.multiply_by(x, x.mT), reductions.row_squares([rows]), reductions.grams(x, x).square
+torch.set_default_device("{device}"), torch.set_default_dtype({dtype})
+for room in (attention, activations, reductions):
+    room.library.cache_clear()
+    assert room.library() is not None
+found = reductions.outer_of(x, x), attention.multiply_by(x, x.mT), reductions.row_squares([rows]), reductions.grams(x, x).square
+assert all(bool(((one - other).abs() <= 1e-4 * (1.0 + other.abs())).all()) for one, other in zip(found, true))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
