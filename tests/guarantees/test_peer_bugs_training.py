@@ -316,7 +316,7 @@ class Odd(nn.Module):
 
 
 class Transposed(nn.Module):
-    """Positions first where the odd layer sees it: which example a row belongs to cannot be told."""
+    """Positions first where the odd layer sees it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -324,6 +324,14 @@ class Transposed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.odd(x.transpose(0, 1)).transpose(0, 1)
+
+
+class Flattened(Transposed):
+    """Positions and examples in one dimension there: which example a row belongs to cannot be told."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.transpose(0, 1).flatten(0, 1)
+        return self.odd(flat).unflatten(0, (x.shape[1], x.shape[0])).transpose(0, 1)
 
 
 def test_an_unknown_layer_is_trained_or_refused_never_frozen(tmp_path, capsys) -> None:
@@ -336,8 +344,11 @@ def test_an_unknown_layer_is_trained_or_refused_never_frozen(tmp_path, capsys) -
         warnings.simplefilter("ignore", FallbackNotice)
         found = signal(small_world(tmp_path), lambda: net(Odd), per_example)
         assert norm({k: v for k, v in found.items() if k.startswith("extra.")}) > 1e-3
+        turned = signal(small_world(tmp_path / "t"), lambda: net(Transposed), per_example)
+        for name, value in found.items():
+            torch.testing.assert_close(turned[name.replace("extra.", "extra.odd.")], value, rtol=1e-4, atol=1e-6)
         with pytest.raises(UnsupportedModule, match=r"BATCH_DIMENSION.*'extra\.odd'.*Freeze"):
-            first_release(small_world(tmp_path / "b"), net(Transposed))
+            first_release(small_world(tmp_path / "b"), net(Flattened))
     assert capsys.readouterr().out == ""
 
 
