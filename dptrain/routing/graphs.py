@@ -151,8 +151,7 @@ def make_graph(router: Router, model: nn.Module, outer: nn.Module, loss: Loss, r
     if any(_draws(node) for node in graph.graph.nodes):
         raise NotTraceable("the forward draws random numbers that have no address")
     if values[0].device.type == "cpu":
-        use_attention(graph)
-        use_onednn(graph)
+        use_kernels(graph)
     outside = nullcontext() if sandbox is None else sandbox.aside()
     try:
         # The compiler is no part of the user's program.
@@ -345,68 +344,20 @@ _LIBRARY.impl("rows_each", _rows_each, "CPU")
 _LIBRARY.impl("rows_each", _rows_each_shape, "Meta")
 
 
-def use_onednn(graph: GraphModule) -> int:
-    """Sends the large float32 products of a graph to oneDNN, for the reasons in :mod:`dptrain.gradients.matmul`.
-
-    Returns:
-        How many products changed hands.
-    """
-    aten, ours = torch.ops.aten, torch.ops.dptrain
-    changed = 0
-    for node in list(graph.graph.nodes) if matmul.enabled() else ():
-        bias = None
-        if node.target in (aten.mm.default, aten.bmm.default):
-            x, y = node.args
-        elif node.target is aten.addmm.default and not node.kwargs and node.args[0].meta["val"].dim() == 1:
-            bias, x, y = node.args
-        else:
-            continue
-        shape, inner = node.meta["val"].shape, x.meta["val"].shape[-1]
-        if node.meta["val"].dtype != torch.float32 or shape[-2] * shape[-1] * inner < matmul.WORTHWHILE:
-            continue
-        with graph.graph.inserting_before(node):
-            turned = graph.graph.call_function(aten.transpose.int, (y, -2, -1))
-            turned.meta["val"] = y.meta["val"].transpose(-2, -1)
-            each = node.target is aten.bmm.default
-            operator, factors = (ours.rows_each, (x, turned)) if each else (ours.rows, (x, turned, bias))
-            new = graph.graph.call_function(operator.default, factors)
-        new.meta = dict(node.meta)
-        node.replace_all_uses_with(new)
-        graph.graph.erase_node(node)
-        changed += 1
-    graph.graph.lint()
-    graph.recompile()
-    return changed
-
-
-def use_attention(graph: GraphModule) -> int:
-    """Sends the attention of a graph to the kernel of :mod:`dptrain.kernels.attention`, where it serves.
+def use_kernels(graph: GraphModule) -> int:
+    """Sends operations of a graph to the fastest kernels at hand: attention and products in pairs to :mod:`attention` of
+    `dptrain.kernels`, other large float32 products to oneDNN, for the reasons in :mod:`dptrain.gradients.matmul`.
 
     Returns:
         How many operations changed hands.
     """
-    ours = torch.ops.dptrain
     changed = 0
     for node in list(graph.graph.nodes):
-        if node.target is attention.PAIRS and attention.serves_pairs(*(one.meta["val"] for one in node.args), traced=True):
-            node.target = ours.products.default
-            changed += 1
-            continue
-        if node.target is attention.FORWARD:
-            factors, (dropped, causal) = node.args[:3], (*node.args[3:], 0.0, False)[:2]
-            operator, tensors = ours.attention, factors
-        elif node.target is attention.BACKWARD:
-            factors, (dropped, causal) = node.args[:6], node.args[6:]
-            operator, tensors = ours.attention_backward, (*factors[1:], factors[0])
-        else:
-            continue
-        mask, scale = node.kwargs.get("attn_mask"), node.kwargs.get("scale")
-        values = [one.meta["val"] for one in tensors]
-        of_mask = None if mask is None else mask.meta["val"]
-        if dropped or not attention.serves(*values, causal=causal, mask=of_mask, traced=True):
-            continue
         with graph.graph.inserting_before(node):
-            new = graph.graph.call_function(operator.default, (*factors, mask, causal, scale))
+            found = _attended(node) or _multiplied(graph, node)
+            if found is None:
+                continue
+            new = graph.graph.call_function(*found)
         new.meta = dict(node.meta)
         node.replace_all_uses_with(new)
         graph.graph.erase_node(node)
@@ -414,3 +365,46 @@ def use_attention(graph: GraphModule) -> int:
     graph.graph.lint()
     graph.recompile()
     return changed
+
+
+_Called = tuple[torch._ops.OpOverload, tuple[Any, ...]]
+
+
+def _attended(node: Node) -> _Called | None:
+    """Returns the kernel of attention, and its factors, that computes what an operation does; None if none does."""
+    ours = torch.ops.dptrain
+    if node.target is attention.PAIRS and attention.serves_pairs(*(one.meta["val"] for one in node.args), traced=True):
+        return ours.products.default, node.args
+    if node.target is attention.FORWARD:
+        factors, (dropped, causal) = node.args[:3], (*node.args[3:], 0.0, False)[:2]
+        operator, tensors = ours.attention, factors
+    elif node.target is attention.BACKWARD:
+        factors, (dropped, causal) = node.args[:6], node.args[6:]
+        operator, tensors = ours.attention_backward, (*factors[1:], factors[0])
+    else:
+        return None
+    mask, scale = node.kwargs.get("attn_mask"), node.kwargs.get("scale")
+    values, of_mask = [one.meta["val"] for one in tensors], None if mask is None else mask.meta["val"]
+    if dropped or not attention.serves(*values, causal=causal, mask=of_mask, traced=True):
+        return None
+    return operator.default, (*factors, mask, causal, scale)
+
+
+def _multiplied(graph: GraphModule, node: Node) -> _Called | None:
+    """Returns the product of oneDNN that computes what an operation does; None if it is none, or a small one."""
+    aten, ours = torch.ops.aten, torch.ops.dptrain
+    bias = None
+    if not matmul.enabled():
+        return None
+    if node.target in (aten.mm.default, aten.bmm.default):
+        x, y = node.args
+    elif node.target is aten.addmm.default and not node.kwargs and node.args[0].meta["val"].dim() == 1:
+        bias, x, y = node.args
+    else:
+        return None
+    shape, inner = node.meta["val"].shape, x.meta["val"].shape[-1]
+    if node.meta["val"].dtype != torch.float32 or shape[-2] * shape[-1] * inner < matmul.WORTHWHILE:
+        return None
+    turned = graph.graph.call_function(aten.transpose.int, (y, -2, -1))
+    turned.meta["val"] = y.meta["val"].transpose(-2, -1)
+    return (ours.rows_each.default, (x, turned)) if node.target is aten.bmm.default else (ours.rows.default, (x, turned, bias))

@@ -1,6 +1,6 @@
 """The kernel of GELU beside float64 and torch's operation: its numbers, its memory, and who is left to torch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,14 +22,6 @@ ENTRIES = [1 << 12, (1 << 12) + 1, (1 << 13) - 1, 3 * (1 << 12) + 17]
 def only_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FORWARD", "BACKWARD"):
         monkeypatch.setattr(activations, name, lambda *given, **options: pytest.fail("it was left to torch"))
-
-
-@pytest.fixture
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def both(x: torch.Tensor, grad: torch.Tensor, form: str) -> list[torch.Tensor]:

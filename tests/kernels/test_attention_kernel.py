@@ -1,6 +1,6 @@
 """The kernel of attention beside float64 and torch's operation: its numbers, its memory, and who is left to torch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -69,14 +69,6 @@ def by_kernel(
 def only_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FORWARD", "BACKWARD"):
         monkeypatch.setattr(attention, name, lambda *given, **options: pytest.fail("it was left to torch"))
-
-
-@pytest.fixture
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def near(found: list[torch.Tensor], true: list[torch.Tensor]) -> None:

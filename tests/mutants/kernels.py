@@ -98,7 +98,7 @@ COMPUTED = (
         T_KERNELS + "test_nothing_is_built_or_loaded_where_others_may_put_a_file_in_the_place_of_another",
     ),
     Mutant(
-        "one that does not compute is not kept", NATIVE, "    if not works(found):\n        return None",
+        "one that does not compute is not kept", NATIVE, "    if not _computes(found, works):\n        return None",
         "    if False:\n        pass",
         T_KERNELS + "test_what_does_not_compute_is_not_kept",
     ),
@@ -214,7 +214,7 @@ COMPUTED = (
         "<= 1e5 * (1.0 + queries**0.5)", T_ATTENTION + "test_a_library_that_computes_something_else_is_not_used",
     ),
     Mutant(
-        "a graph holds the kernel", GRAPHS, "        use_attention(graph)\n", "        pass\n",
+        "a graph holds the kernel", GRAPHS, "_attended(node) or _multiplied", "_multiplied",
         T_PASSES + "test_a_graph_holds_the_kernel_where_a_run_asks_for_it",
     ),
     Mutant(

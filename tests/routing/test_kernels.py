@@ -1,7 +1,6 @@
 """Kernels of our own beside float64: norms and narrow gradients, alone with their contribution, or those of libraries."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,6 @@ SHAPES = [
     (3, 128, 96, 160), (2, 130, 160, 96), (5, 2, 1024, 1024), (2, 64, 16, 768), (1, 300, 64, 64), (2, 7, 3, 5),
     (2, 33, 16, 1500), (0, 8, 16, 512), (2, 257, 700, 20), (1, 1, 1, 1), (4, 9, 8, 31),
 ]  # fmt: skip
-
-
-@pytest.fixture
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def factors(shape: tuple[int, int, int, int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
