@@ -301,6 +301,8 @@ class Total:
         its own share, and one that asked for another counts as zero; where there are no equal shares, all do.
         """
         target, mask, source = args
+        if not func._schema.is_mutable:  # torch spreads it, too: over rows, if it is one for all
+            target = target.expand(torch.broadcast_shapes(target.shape, mask.shape))
         dealt = _dealt(target.shape, mask, source.numel())
         if dealt is None or not self._mends(target, dealt[0]):
             return func(*args, **kwargs)
@@ -344,16 +346,14 @@ def _inside(index: torch.Tensor, bad: torch.Tensor) -> torch.Tensor:
 
 def _dealt(shape: torch.Size, mask: torch.Tensor, numbers: int) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Tells which rows of a tensor ask for another share of so many numbers than an equal one, and gives a mask by which each
-    takes its own; None where torch refuses the shapes, or a row has no room for its share.
+    takes its own; None where torch refuses the shapes.
 
-    Where the numbers do not go into equal shares, all rows are such, and take what they can.
+    Where the numbers do not go into equal shares, or a row has no room for its own, all rows are such, and take what they can.
     """
     if not shape or not shape[0] or mask.dtype != torch.bool or torch.broadcast_shapes(shape, mask.shape) != shape:
         return None
     share, rest = divmod(numbers, shape[0])
     wanted = mask.expand(shape).flatten(1) if len(shape) > 1 else mask.expand(shape)[:, None]
-    if share > wanted.shape[1]:
-        return None
     bad = (wanted.sum(1) != share) | (rest > 0)
     first = torch.arange(wanted.shape[1], device=mask.device) < share
     return bad, torch.where(bad[:, None], first, wanted).view(shape)

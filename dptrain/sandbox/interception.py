@@ -22,6 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from dptrain.errors import NotPrivateUse, UnsupportedModule
 from dptrain.sandbox import untouched
 from dptrain.sandbox.addresses import Numbers, place_tag, shared_tag
+from dptrain.sandbox.dealt import WRITES, Picked, asks
 from dptrain.sandbox.draws import Generators, Request, UnknownDraw, draws, request
 from dptrain.sandbox.indices import Total
 from dptrain.sandbox.learnt import SHARED, Layout, Layouts, Place, Truths
@@ -102,6 +103,8 @@ class Sandbox:
         """
         self.coins = False
         """True once a forward of the probes drew such a number."""
+        self._own: frozenset[str] | None = None
+        """Modules whose writes by masks the probes saw, in which no row takes another's; None before the probes."""
         self.unknown: dict[str, str] = {}
         """Operations that draw in no known way: what, by module."""
         self.host_draws = False
@@ -191,6 +194,8 @@ class Sandbox:
             entered.tainted = WeakTensorKeyDictionary()
             for value in inputs:
                 entered.tainted[value] = True
+            entered.picked = Picked(entered.tainted.__contains__)
+            self._own = frozenset() if self._own is None else self._own
         if learning:
             self.layouts.watch()
         outermost = not self._passes
@@ -313,6 +318,7 @@ class Sandbox:
         tainted = passes[-1].tainted
         if tainted is not None:
             spread(tainted, args, kwargs, result)
+            passes[-1].picked.follow(func, args, kwargs, result)
         return result
 
     def _meet(self, func: Any) -> tuple[Any, Kind, Callable[..., Any]]:
@@ -342,8 +348,32 @@ class Sandbox:
             return func(*args, **kwargs)  # an evaluation: no gradient comes of it, and generators are put back after the pass
         if kind.draws and draws(func, args, kwargs):
             return self._draw(func, args, kwargs) if self._ours() else func(*args, **kwargs)
+        if func in WRITES and self._own is not None:
+            self._look_at_dealt(func, args)
         handler = self.total.handlers.get(func)
         return plain(*args, **kwargs) if handler is None else handler(func, args, kwargs)
+
+    def _look_at_dealt(self, func: Any, args: tuple) -> None:
+        """Refuses a write of values in an order that a mask makes, unless the probes saw that each row takes its own."""
+        now = self.current
+        if now.rows == 1 or now.learning or torch._C._current_graph_task_id() != -1:
+            return  # on the way back the same masks tell where gradients go
+        path = self._path()
+        how = None
+        if now.picked is not None:
+            how = now.picked.dealt(func, args, now.rows)
+            if asks(func, args) and self._own is not None:
+                self._own = self._own | {path}
+        elif self._own is not None and path not in self._own and asks(func, args) and self._ours():
+            how = "it did not do so in the probes at the start, and takes values in order for the places that rows mark"
+        if how is not None:
+            raise UnsupportedModule(
+                "DEALT_VALUES",
+                f"{_module(path)} writes values to places that content chooses ({func}): {how}; a row that marks another "
+                "number of places would take what is another row's. Read and write by the same mask tensor (x[mask] = "
+                "f(x[mask])), or give each row an equal share and write x.masked_scatter(mask, values), "
+                "with rows in dimension 0",
+            )
 
     def _found(self, bad: torch.Tensor) -> bool:
         """Tell if an index is out of range. In a graph and on a device nobody waits for the answer: then it is yes."""

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from dptrain.sandbox.addresses import Numbers, owner_tag, place_tag
+from dptrain.sandbox.dealt import Picked
 from dptrain.sandbox.draws import Request
 from dptrain.sandbox.learnt import Layout, Place
 
@@ -126,6 +127,8 @@ class Pass:
     counts: dict[str, int] = field(default_factory=dict)
     """The draws, marked indices and truths of each module so far."""
     tainted: WeakTensorKeyDictionary | None = None
+    picked: Picked | None = None
+    """What was picked by masks, in the probes."""
     _owners: tuple[bytes, ...] | None = None
 
     @property

@@ -8,6 +8,7 @@ from tests.mutants.consent import CONSENT
 from tests.mutants.contributions import CONTRIBUTIONS
 from tests.mutants.correlated import CORRELATED
 from tests.mutants.counted import COUNTS
+from tests.mutants.dealt import DEALT_OUT
 from tests.mutants.faster import FASTER
 from tests.mutants.generating import GENERATED
 from tests.mutants.ink import FROM_REFERENCES
@@ -917,6 +918,7 @@ GROUPS = {
     "random numbers": RANDOMNESS,
     "shorter ways to the same bits": FASTER,
     "kernels and workers": COMPUTED,
+    "values dealt out over rows": DEALT_OUT,
     "what a forward writes": WRITTEN,
     "foreign leaves": LEAVES,
     "events that follow content": EVENTS,

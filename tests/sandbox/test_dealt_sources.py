@@ -1,4 +1,4 @@
-"""One source that ``masked_scatter`` deals out over rows: a row that asks for more or less than its share moves nobody's."""
+"""Values that are dealt out over rows in order: a row that asks for more or less than its share moves nobody's."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
+from dptrain.errors import UnsupportedModule  # noqa: E402
 from tests.guarantees.test_shared_tables import routed  # noqa: E402
+from tests.sandbox.scene import Scene  # noqa: E402
 
 WIDTH, LENGTH, ROWS = 4, 5, 4
 
@@ -25,8 +27,12 @@ class Seeing(nn.Module):
         return self.put(x * 1.0, mask[..., None], seen.flatten(0, 1))
 
 
-PUTS = {"a new tensor": lambda x, mask, source: x.masked_scatter(mask, source), "in place": lambda x, mask, source: (
-    x.masked_scatter_(mask, source))}  # fmt: skip
+PUTS = {
+    "a new tensor": lambda x, mask, source: x.masked_scatter(mask, source),
+    "in place": lambda x, mask, source: x.masked_scatter_(mask, source),
+    "into a view": lambda x, mask, source: torch.cat((x, x), 1)[:, :LENGTH].masked_scatter_(mask, source),
+    "into one row for all": lambda x, mask, source: (x[:1] * 0).masked_scatter(mask, source),
+}
 
 
 def found(put: str, counts: tuple[int, ...], tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,3 +71,120 @@ def test_equal_shares_are_dealt_out_as_torch_does() -> None:
     for put in PUTS:
         losses, gradients = found(put, (2, 2, 2, 2), 2)
         assert bool(losses.isfinite().all()) and bool(gradients.isfinite().all()) and bool((gradients != 0).any(1).all())
+
+
+def test_a_source_longer_than_all_rows_is_nobodys() -> None:
+    mask = torch.tensor([[True, False], [True, True]])
+    data = torch.zeros(2, 2), mask
+    scene = Scene(nn.Identity(), data, lambda m, x, mask: x.masked_scatter(mask, torch.arange(6.0)), learn=(2, 1))
+    assert bool(scene.run([0, 1]).isnan().all())
+
+
+def _set(x: torch.Tensor, place: object, values: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x[place] = values
+    return x
+
+
+DEALT: dict[str, Callable] = {
+    "by a mask": lambda x, mask, seen: _set(x, mask, seen.flatten(0, 1)),
+    "by index_put": lambda x, mask, seen: x.index_put((mask,), seen.flatten(0, 1)),
+    "by an expanded mask": lambda x, mask, seen: _set(x, mask[..., None].expand_as(x), seen.flatten()),
+    "by places": lambda x, mask, seen: x.index_put(mask.nonzero(as_tuple=True), seen.flatten(0, 1)),
+    "by places along one dimension": lambda x, mask, seen: (
+        x.flatten(0, 1).index_copy(0, mask.flatten().nonzero().squeeze(1), seen.flatten(0, 1)).view_as(x)),
+    "added along one dimension": lambda x, mask, seen: (
+        x.flatten(0, 1).index_add(0, mask.flatten().nonzero()[:, 0], seen.flatten(0, 1)).view_as(x)),
+    "by a mask other than the values'": lambda x, mask, seen: _set(x, mask, x[mask.clone()]),
+    "by a part of the mask": lambda x, mask, seen: _set(x, mask, (
+        torch.cat((x[:, :-1][mask[:, :-1]], x[:, -1][mask[:, -1]])))),
+    "by masked_scatter of picked values": lambda x, mask, seen: x.masked_scatter(mask[..., None], 2 * x[mask]),
+    "by masked_scatter of selected values": lambda x, mask, seen: (
+        x.masked_scatter(mask[..., None], torch.masked_select(x, mask[..., None]))),
+    "by masked_scatter of positions": lambda x, mask, seen: (
+        x.flatten(0, 1).masked_scatter(mask.flatten()[:, None], seen.flatten(0, 1)).view_as(x)),
+    "by masked_scatter with time first": lambda x, mask, seen: (
+        x.transpose(0, 1).masked_scatter(mask.t()[..., None], seen.transpose(0, 1)).transpose(0, 1)),
+}  # fmt: skip
+
+OWN: dict[str, Callable] = {
+    "what the same mask picked": lambda x, mask, seen: _set(x, mask, 2 * x[mask] + 1),
+    "what the same mask picked, put": lambda x, mask, seen: x.index_put((mask,), x[mask].exp()),
+    "what the same mask picked, spread": lambda x, mask, seen: _set(x, mask[..., None].expand_as(x), x[mask].flatten().exp()),
+    "what the same places picked": lambda x, mask, seen: _experts(x, mask),
+    "a number": lambda x, mask, seen: _set(x, mask, 0.0),
+    "one vector for all": lambda x, mask, seen: _set(x, mask, x.new_ones(WIDTH)),
+    "in places that no content chose": lambda x, mask, seen: _set(x.transpose(0, 1), torch.arange(LENGTH) < 3, (
+        seen.transpose(0, 1))).transpose(0, 1),
+    "equal shares": lambda x, mask, seen: x.masked_scatter(mask[..., None], seen),
+}  # fmt: skip
+
+
+def _experts(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """As mixtures of experts do: positions of one expert are taken out, computed together, and added where they were."""
+    flat, out = x.flatten(0, 1), torch.zeros_like(x.flatten(0, 1))
+    for chosen in (mask.flatten(), ~mask.flatten()):
+        (place,) = torch.where(chosen)
+        out.index_add_(0, place, flat[place].tanh())
+    return out.view_as(x)
+
+
+def scene_of(put: Callable) -> Scene:
+    torch.manual_seed(0)
+    mask = (torch.arange(LENGTH) < 3).expand(ROWS, LENGTH)[:, torch.randperm(LENGTH)].clone()
+    return Scene(nn.Identity(), (torch.randn(ROWS, LENGTH, WIDTH), mask), lambda m, x, mask: put(x * 1.0, mask, 2 * x[:, :3]))
+
+
+@pytest.mark.parametrize("how", DEALT)
+def test_values_that_a_mask_deals_out_over_rows_are_refused_by_the_probes(how: str) -> None:
+    with pytest.raises(UnsupportedModule, match=r"DEALT_VALUES: .*masked_scatter\(mask, values\)"):
+        scene_of(DEALT[how]).run(range(ROWS), probing=True)
+
+
+def test_a_part_of_a_mask_is_another_mask() -> None:
+    """They begin at the same place in memory, and mark as many places in all."""
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 0, 0, 0]], dtype=torch.bool).repeat(2, 1)
+    data = torch.randn(ROWS, LENGTH, WIDTH), mask
+    scene = Scene(nn.Identity(), data, lambda m, x, mask: _set(x * 1.0, mask, 2 * x[:, :3][mask[:, :3]]))
+    with pytest.raises(UnsupportedModule, match="DEALT_VALUES"):
+        scene.run(range(ROWS), probing=True)
+
+
+def test_a_mask_that_was_written_to_is_another() -> None:
+    def turned(m: nn.Module, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        mask = mask.clone()
+        picked = x[mask]
+        return _set(x * 1.0, mask.copy_(mask.flip(0)), picked)
+
+    scene = Scene(nn.Identity(), (torch.randn(ROWS, LENGTH, WIDTH), torch.rand(ROWS, LENGTH) < 0.5), turned)
+    with pytest.raises(UnsupportedModule, match="DEALT_VALUES"):
+        scene.run(range(ROWS), probing=True)
+
+
+@pytest.mark.parametrize("how", OWN)
+def test_values_that_go_back_to_their_own_rows_are_written(how: str) -> None:
+    scene = scene_of(OWN[how])
+    first = scene.run(range(ROWS), probing=True)
+    assert torch.equal(scene.run(range(ROWS)), first) and bool(first.isfinite().all())
+    assert not torch.equal(first, scene.data[0])
+
+
+def test_a_write_by_a_mask_that_no_probe_saw_is_refused() -> None:
+    ways = [lambda *given: given[0]] * 3 + [DEALT["by a mask"]]  # nothing is written in two passes that learn, and in a probe
+    scene = scene_of(lambda *given: ways.pop(0)(*given))
+    scene.run(range(ROWS), probing=True)
+    with pytest.raises(UnsupportedModule, match=r"DEALT_VALUES: .*did not do so in the probes"):
+        scene.run(range(ROWS))
+
+
+def test_one_row_alone_takes_what_it_likes() -> None:
+    scene = scene_of(DEALT["by a mask"])
+    assert torch.equal(scene.run([0], probing=True), scene.run([0]))
+
+
+def test_the_way_back_of_a_write_is_not_taken_for_one() -> None:
+    scene = scene_of(OWN["what the same mask picked"])
+    x = scene.data[0].clone().requires_grad_()
+    with scene.sandbox.enter(1, [bytes([row]) for row in range(ROWS)], probing=True, inputs=[x, scene.data[1]]):
+        scene.function(scene.model, x, scene.data[1]).square().sum().backward()
+    assert bool((x.grad != 0).all())

@@ -1,0 +1,110 @@
+"""Writes that deal values out over the rows: whose value is taken follows how many places the rows before have marked.
+
+``x[mask] = values`` takes values in order. If the values come of ``x[mask]`` itself, or of another read by the same mask, each
+goes back to the row that it was taken from. If they come from elsewhere, as features of pictures do, a row that marks one place
+too many takes the next row's, moves all behind it, and nothing fails as long as another row marks one too few. So does a list
+of places that ``mask.nonzero()`` made. The probes follow what was picked by which mask, and the write is refused by name.
+
+``masked_scatter`` with values in equal shares needs no refusal: :mod:`dptrain.sandbox.indices` keeps each row's share its own.
+Where its values were picked by content there are no equal shares, so that it is refused too.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from dptrain.sandbox.modes import tensors_in
+
+_aten = torch.ops.aten
+_PUTS = frozenset((
+    _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default, _aten._unsafe_index_put.default,
+))  # fmt: skip
+_ALONG = frozenset((
+    _aten.index_copy.default, _aten.index_copy_.default, _aten.index_add.default, _aten.index_add_.default,
+))  # fmt: skip
+_SCATTERS = frozenset((_aten.masked_scatter.default, _aten.masked_scatter_.default))
+WRITES = _PUTS | _ALONG | _SCATTERS
+"""Operations that may deal values out."""
+
+_WRITTEN = "it takes values in order for the places that rows mark"
+_SCATTERED = "its masked_scatter takes values that were picked by content, so that rows have no equal shares of them"
+_ELSEWHERE = "its masked_scatter writes to a tensor without one row per example in dimension 0"
+
+Mask = tuple[object, ...]
+"""Which mask, as far as its memory shows: views of it that only repeat it are the same."""
+
+
+class Picked:
+    """What was picked by masks in one pass of the probes: for each tensor, by which.
+
+    Args:
+        content: tells whether a tensor is made of content.
+    """
+
+    def __init__(self, content: Callable[[torch.Tensor], bool]) -> None:
+        self._content = content
+        self._by: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._held: list[torch.Tensor] = []
+
+    def follow(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
+        """Notes of what a result was picked. What is written to keeps its own shape, and so its own rows."""
+        found = frozenset[Mask]()
+        given = args[:1] if func in WRITES else (args, tuple(kwargs.values()))
+        for value in tensors_in(given):
+            if value.dim():
+                found |= self._by.get(value, frozenset())
+        if func in (_aten.index.Tensor, _aten._unsafe_index.Tensor):
+            masks = [index for index in args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
+        else:
+            masks = [args[0]] if func is _aten.nonzero.default else [args[1]] if func is _aten.masked_select.default else []
+        found |= {self._name(mask) for mask in masks if self._content(mask)}
+        if found:
+            for value in tensors_in((result,)):
+                self._by[value] = found
+
+    def dealt(self, func: Any, args: tuple, rows: int) -> str | None:
+        """Says how a write deals out values that may be another row's; None where it does not."""
+        if func in _SCATTERS:
+            target, mask, source = args[:3]
+            if not self._content(mask):
+                return None
+            if self._by.get(source):
+                return _SCATTERED
+            shape = torch.broadcast_shapes(target.shape, mask.shape)
+            return None if shape[:1] == (rows,) else _ELSEWHERE
+        places = args[1] if func in _PUTS else [args[2]]
+        values = args[2] if func in _PUTS else args[3]
+        marked = frozenset[Mask]()
+        for index in places:
+            if index is not None and self._content(index):
+                mask = index.dtype in (torch.bool, torch.uint8)
+                marked |= {self._name(index)} if mask else self._by.get(index, frozenset())
+        if not marked or (func in _PUTS and shared(args[0], places, values)):
+            return None
+        return None if marked & self._by.get(values, frozenset()) else _WRITTEN
+
+    def _name(self, mask: torch.Tensor) -> Mask:
+        self._held.append(mask)  # or its memory would be another's
+        if type(mask) is not torch.Tensor:
+            return (id(mask),)
+        steps = zip(mask.shape, mask.stride(), strict=True)
+        return (mask.data_ptr(), mask._version, *(each for each in steps if each[0] > 1 and each[1]))
+
+
+def asks(func: Any, args: tuple) -> bool:
+    """Tells whether a write takes values in an order that a mask may make: where it shows in what is given."""
+    if func not in _PUTS:
+        return False
+    masks = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return masks and not shared(args[0], args[1], args[2])
+
+
+def shared(target: torch.Tensor, places: Any, values: torch.Tensor) -> bool:
+    """Tells whether all places that are written to are given the same."""
+    taken = [dim for dim, index in enumerate(places) if index is not None]
+    masks = sum(index.dim() - 1 for index in places if index is not None and index.dtype in (torch.bool, torch.uint8))
+    together = taken == list(range(taken[0], taken[-1] + 1))
+    behind = target.dim() - len(taken) - masks - (taken[0] if together else 0)
+    return values.dim() <= behind or values.shape[values.dim() - behind - 1] == 1

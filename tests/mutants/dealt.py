@@ -1,0 +1,41 @@
+"""Mutants of what keeps values that are dealt out over rows with the rows that they belong to."""
+
+from tests.mutants.mutant import Mutant
+
+DEALT = "dptrain/sandbox/dealt.py"
+INDICES = "dptrain/sandbox/indices.py"
+INTERCEPTION = "dptrain/sandbox/interception.py"
+
+T_DEALT = "tests/sandbox/test_dealt_sources.py::"
+_REFUSED = T_DEALT + "test_values_that_a_mask_deals_out_over_rows_are_refused_by_the_probes"
+_SHARES = T_DEALT + "test_a_row_that_asks_for_another_share_moves_nobodys"
+_VERDICT = "return None if marked & self._by.get(values, frozenset()) else _WRITTEN"
+_UNEQUAL = "    bad = (wanted.sum(1) != share) | (rest > 0)\n"
+
+DEALT_OUT = (
+    Mutant("a target that is one row for all is spread", INDICES,
+           "if not func._schema.is_mutable:  # torch", "if False:  # torch", _SHARES),
+    Mutant("a source longer than all rows is nobody's", INDICES, _UNEQUAL,
+           f"    if share > wanted.shape[1]:\n        return None\n{_UNEQUAL}",
+           T_DEALT + "test_a_source_longer_than_all_rows_is_nobodys"),
+    Mutant("values that a mask deals out are refused", DEALT, _VERDICT, "return None", _REFUSED),
+    Mutant("what another mask picked does not fit", DEALT, _VERDICT,
+           "return None if self._by.get(values, frozenset()) else _WRITTEN", _REFUSED),
+    Mutant("what the same mask picked fits", DEALT, _VERDICT, "return _WRITTEN",
+           T_DEALT + "test_values_that_go_back_to_their_own_rows_are_written"),
+    Mutant("what is selected was picked", DEALT, "[args[1]] if func is _aten.masked_select.default else []", "[]", _REFUSED),
+    Mutant("places of a mask are such as the mask", DEALT, "[args[0]] if func is _aten.nonzero.default else", "", _REFUSED),
+    Mutant("a mask is known by its form too", DEALT, ", *(each for each in steps if each[0] > 1 and each[1]))", ")",
+           T_DEALT + "test_a_part_of_a_mask_is_another_mask"),
+    Mutant("a mask that was written to is another", DEALT, "mask._version", "0",
+           T_DEALT + "test_a_mask_that_was_written_to_is_another"),
+    Mutant("values that were picked have no equal shares", DEALT,
+           "                return _SCATTERED\n", "                pass\n", _REFUSED),
+    Mutant("equal shares are those of dimension 0", DEALT,
+           "shape[:1] == (rows,) else _ELSEWHERE", "True else _ELSEWHERE", _REFUSED),
+    Mutant("a mask that no probe saw is refused", INTERCEPTION, "path not in self._own and asks(", "False and asks(",
+           T_DEALT + "test_a_write_by_a_mask_that_no_probe_saw_is_refused"),
+    Mutant("the way back is no write of the model's", INTERCEPTION,
+           "if now.rows == 1 or now.learning or torch._C._current_graph_task_id() != -1:", "if now.rows == 1 or now.learning:",
+           T_DEALT + "test_the_way_back_of_a_write_is_not_taken_for_one"),
+)  # fmt: skip
