@@ -206,7 +206,7 @@ class Plain(Rule):
         return self.given.found
 
     def learn(self, args: tuple, kwargs: dict, outputs: Sequence[object], rows: int) -> None:
-        first, out = args[0], outputs[0]
+        first, out = (*args[:1], None)[0], outputs[0]  # there may be no tensor among what a module is given
         if self.anywhere and isinstance(first, torch.Tensor) and isinstance(out, torch.Tensor):
             self.given.see(first.shape, rows)
             self.given.see(out.shape[:-1], rows)

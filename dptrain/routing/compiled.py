@@ -444,6 +444,9 @@ def _gaps(found: Pieces, truth: Pieces) -> list[tuple[str, _Gap]] | None:
                         return None
                 elif a.shape != b.shape or a.dtype != b.dtype:
                     return None
+                elif not b.is_floating_point():  # rows of a table: the next row is another
+                    apart = (a != b).flatten(1).any(1).double()
+                    gaps.append((item.name, (apart, torch.zeros_like(apart))))
                 else:
                     gaps.append((item.name, _gap(a.flatten(1), b.flatten(1))))
     return gaps

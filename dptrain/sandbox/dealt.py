@@ -9,6 +9,7 @@ of places that ``mask.nonzero()`` made. The probes follow what was picked by whi
 Where its values were picked by content there are no equal shares, so that it is refused too.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -46,11 +47,18 @@ class Picked:
     def __init__(self, content: Callable[[torch.Tensor], bool]) -> None:
         self._content = content
         self._by: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        self._held: list[torch.Tensor] = []
+        self._of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        """Of which masks a tensor is made."""
+        self._known: dict[Mask, tuple[torch.Tensor, frozenset[Mask], list[int]]] = {}
+        """Masks, which are held, or their memory would be another's; of which others they are made, and what each row marks."""
 
     def follow(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
         """Notes of what a result was picked. What is written to keeps its own shape, and so its own rows."""
-        found = frozenset[Mask]()
+        found = of = frozenset[Mask]()
+        for value in tensors_in((args, tuple(kwargs.values()))):
+            of |= self._of.get(value, of)
+            if value.dtype == torch.bool and value.dim() and self._content(value):
+                of |= {self._name(value)}
         given = args[:1] if func in WRITES else (args, tuple(kwargs.values()))
         for value in tensors_in(given):
             if value.dim():
@@ -60,8 +68,9 @@ class Picked:
         else:
             masks = [args[0]] if func is _aten.nonzero.default else [args[1]] if func is _aten.masked_select.default else []
         found |= {self._name(mask) for mask in masks if self._content(mask)}
-        if found:
-            for value in tensors_in((result,)):
+        for value in tensors_in((result,)) if found or of else ():
+            self._of[value] = of
+            if found:
                 self._by[value] = found
 
     def dealt(self, func: Any, args: tuple, rows: int) -> str | None:
@@ -83,14 +92,53 @@ class Picked:
                 marked |= {self._name(index)} if mask else self._by.get(index, frozenset())
         if not marked or (func in _PUTS and shared(args[0], places, values)):
             return None
-        return None if marked & self._by.get(values, frozenset()) else _WRITTEN
+        by = self._by.get(values, frozenset())
+        return None if any(mask == other or self._akin(mask, other) for mask in marked for other in by) else _WRITTEN
+
+    def _akin(self, one: Mask, other: Mask) -> bool:
+        """Tells whether one mask is made of the other, and marks as many places of every row, as a list of what that marked."""
+        (_, of_one, marks), (_, of_other, others) = self._known[one], self._known[other]
+        return (other in of_one or one in of_other) and marks == others
 
     def _name(self, mask: torch.Tensor) -> Mask:
-        self._held.append(mask)  # or its memory would be another's
-        if type(mask) is not torch.Tensor:
-            return (id(mask),)
         steps = zip(mask.shape, mask.stride(), strict=True)
-        return (mask.data_ptr(), mask._version, *(each for each in steps if each[0] > 1 and each[1]))
+        name = (mask.data_ptr(), mask._version, *(each for each in steps if each[0] > 1 and each[1]))
+        if name not in self._known:
+            marks = (mask != 0).flatten(1).sum(1) if mask.dim() > 1 else (mask != 0).sum()[None]
+            self._known[name] = mask, self._of.get(mask, frozenset()), marks.tolist()
+        return name
+
+
+class Rooms:
+    """How many places the writes of a module chose from, by the number of rows: more for more rows, but not in a loop.
+
+    What is written in one row alone is nobody else's, in whatever order.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[object, dict[int, set[int]]] = {}
+
+    def grows(self, where: object, rows: int, room: int) -> bool:
+        """Notes a write, and tells whether there was none of this room among other numbers of rows."""
+        seen = self._seen.setdefault(where, {})
+        others = [rooms for count, rooms in seen.items() if count != rows]
+        seen.setdefault(rows, set()).add(room)
+        return any(room not in rooms for rooms in others)
+
+
+def room(func: Any, args: tuple) -> int:
+    """Counts the places that a write chooses from."""
+    target = args[0]
+    if func in _SCATTERS:
+        return math.prod(torch.broadcast_shapes(target.shape, args[1].shape))
+    if func in _ALONG:
+        return int(target.shape[args[1]])
+    at, sizes = 0, 1
+    for index in args[1]:
+        width = index.dim() if index is not None and index.dtype in (torch.bool, torch.uint8) else 1
+        sizes *= 1 if index is None else math.prod(target.shape[at : at + width])
+        at += width
+    return sizes
 
 
 def asks(func: Any, args: tuple) -> bool:

@@ -22,7 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from dptrain.errors import NotPrivateUse, UnsupportedModule
 from dptrain.sandbox import untouched
 from dptrain.sandbox.addresses import Numbers, place_tag, shared_tag
-from dptrain.sandbox.dealt import WRITES, Picked, asks
+from dptrain.sandbox.dealt import WRITES, Picked, Rooms, asks, room
 from dptrain.sandbox.draws import Generators, Request, UnknownDraw, draws, request
 from dptrain.sandbox.indices import Total
 from dptrain.sandbox.learnt import SHARED, Layout, Layouts, Place, Truths
@@ -103,6 +103,8 @@ class Sandbox:
         """
         self.coins = False
         """True once a forward of the probes drew such a number."""
+        self.rooms = Rooms()
+        """How many places such writes chose from."""
         self._own: frozenset[str] | None = None
         """Modules whose writes by masks the probes saw, in which no row takes another's; None before the probes."""
         self.unknown: dict[str, str] = {}
@@ -356,15 +358,17 @@ class Sandbox:
     def _look_at_dealt(self, func: Any, args: tuple) -> None:
         """Refuses a write of values in an order that a mask makes, unless the probes saw that each row takes its own."""
         now = self.current
-        if now.rows == 1 or now.learning or torch._C._current_graph_task_id() != -1:
+        if now.learning or torch._C._current_graph_task_id() != -1:
             return  # on the way back the same masks tell where gradients go
         path = self._path()
         how = None
         if now.picked is not None:
             how = now.picked.dealt(func, args, now.rows)
+            if how is not None and not self.rooms.grows((path, self._length), now.rows, room(func, args)):
+                how = None  # a row alone, as in a loop over them
             if asks(func, args) and self._own is not None:
                 self._own = self._own | {path}
-        elif self._own is not None and path not in self._own and asks(func, args) and self._ours():
+        elif now.rows > 1 and self._own is not None and path not in self._own and asks(func, args) and self._ours():
             how = "it did not do so in the probes at the start, and takes values in order for the places that rows mark"
         if how is not None:
             raise UnsupportedModule(

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from dptrain.data.microbatch import Microbatch  # noqa: E402
 from dptrain.errors import CompileRefused, LossShape  # noqa: E402
-from dptrain.gradients.forms import Dense  # noqa: E402
+from dptrain.gradients.forms import Dense, Gather  # noqa: E402
 from dptrain.routing import building, graphs  # noqa: E402
 from dptrain.routing import compiled as form  # noqa: E402
 from dptrain.routing.compiled import CompileNotice  # noqa: E402
@@ -501,6 +501,14 @@ def test_every_piece_has_a_say_in_the_agreement(place: tuple[int, int]) -> None:
     assert form.agreement(found, truth, 1e-3).all()
     found[place[0]][place[1]].g[1] += 1.0
     assert form.agreement(found, truth, 1e-3).tolist() == [True, False, True]
+
+
+def test_a_row_of_a_table_beside_the_right_one_is_no_rounding() -> None:
+    ids, b = torch.arange(40_000, 40_006).view(3, 2), torch.ones(3, 2, 4)
+    other = ids.clone()
+    other[1, 1] += 1
+    assert form.agreement({0: [Gather(ids.clone(), b)]}, {0: [Gather(ids, b)]}, 1e-3).all()
+    assert form.agreement({0: [Gather(other, b)]}, {0: [Gather(ids, b)]}, 1e-3).tolist() == [True, False, True]
 
 
 def test_views_of_what_is_changed_in_place_stay_views() -> None:
