@@ -44,8 +44,8 @@ DEALT_OUT = (
            T_DEALT + "test_values_that_go_back_to_their_own_rows_are_written"),
     Mutant("a row of a table beside the right one is no rounding", COMPILED, "elif not b.is_floating_point():", "elif False:",
            "tests/routing/test_compiled.py::test_a_row_of_a_table_beside_the_right_one_is_no_rounding"),
-    Mutant("the way back is no write of the model's", INTERCEPTION,
+    Mutant("the way back of a read is no write of the model's", INTERCEPTION,
            "if now.learning or torch._C._current_graph_task_id() != -1:\n            return  # on",
            "if now.learning:\n            return  # on",
-           T_DEALT + "test_the_way_back_of_a_write_is_not_taken_for_one"),
+           T_DEALT + "test_the_way_back_of_a_read_is_not_taken_for_a_write"),
 )  # fmt: skip

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from dptrain.errors import UnsupportedModule  # noqa: E402
+from tests.guarantees.peers import Run, net, small_world  # noqa: E402
 from tests.guarantees.test_shared_tables import routed  # noqa: E402
 from tests.sandbox.scene import Scene  # noqa: E402
 
@@ -213,9 +214,31 @@ def test_one_row_alone_takes_what_it_likes() -> None:
     assert torch.equal(scene.run([0], probing=True), scene.run([0]))
 
 
-def test_the_way_back_of_a_write_is_not_taken_for_one() -> None:
+def test_the_way_back_of_a_read_is_not_taken_for_a_write() -> None:
     scene = scene_of(OWN["what the same mask picked"])
-    x = scene.data[0].clone().requires_grad_()
-    with scene.sandbox.enter(1, [bytes([row]) for row in range(ROWS)], probing=True, inputs=[x, scene.data[1]]):
-        scene.function(scene.model, x, scene.data[1]).square().sum().backward()
-    assert bool((x.grad != 0).all())
+    for count in (ROWS, 2, 1):
+        x, mask = (each[:count].clone() for each in scene.data)
+        x.requires_grad_()
+        with scene.sandbox.enter(1, [bytes([row]) for row in range(count)], probing=True, inputs=[x, mask]):
+            x[mask].sum().backward()
+        assert torch.equal(x.grad[..., 0], mask.float())
+
+
+class Pictured(nn.Module):
+    """Puts features into two positions of each row, which its content chooses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.see = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = x.detach().sum(2).argsort(1).argsort(1) < 2
+        return _set(x, mask, self.see(x[:, :2]).flatten(0, 1))
+
+
+@pytest.mark.filterwarnings("ignore::dptrain.engine.start.Unprobed", "ignore::dptrain.engine.start.ProbeFailed")
+def test_a_run_is_refused_before_anything_is_charged(tmp_path) -> None:
+    """Also where every row marks as many as it is given: the next one may not."""
+    with Run(small_world(tmp_path), net(Pictured)) as run, pytest.raises(UnsupportedModule, match=r"DEALT_VALUES: .*'extra'"):
+        run.gradients(next(iter(run.steps)))
+    assert not run.private.opened.recorder.begun
