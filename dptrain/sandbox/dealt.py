@@ -101,6 +101,9 @@ class Picked:
         return (other in of_one or one in of_other) and marks == others
 
     def _name(self, mask: torch.Tensor) -> Mask:
+        if type(mask) is not torch.Tensor or mask.is_nested or mask.is_inference():  # of its memory and values nothing is asked
+            self._known[(id(mask),)] = mask, frozenset(), [-len(self._known)]
+            return (id(mask),)
         steps = zip(mask.shape, mask.stride(), strict=True)
         name = (mask.data_ptr(), mask._version, *(each for each in steps if each[0] > 1 and each[1]))
         if name not in self._known:

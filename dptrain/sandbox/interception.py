@@ -358,7 +358,9 @@ class Sandbox:
     def _look_at_dealt(self, func: Any, args: tuple) -> None:
         """Refuses a write of values in an order that a mask makes, unless the probes saw that each row takes its own."""
         now = self.current
-        if now.learning or torch._C._current_graph_task_id() != -1:
+        if now.learning or (now.picked is None and not asks(func, args)):
+            return
+        if torch._C._current_graph_task_id() != -1:
             return  # on the way back the same masks tell where gradients go
         path = self._path()
         how = None
@@ -368,7 +370,7 @@ class Sandbox:
                 how = None  # a row alone, as in a loop over them
             if asks(func, args) and self._own is not None:
                 self._own = self._own | {path}
-        elif now.rows > 1 and self._own is not None and path not in self._own and asks(func, args) and self._ours():
+        elif now.rows > 1 and self._own is not None and path not in self._own and self._ours():
             how = "it did not do so in the probes at the start, and takes values in order for the places that rows mark"
         if how is not None:
             raise UnsupportedModule(

@@ -25,6 +25,7 @@ from dptrain.routing import building, graphs  # noqa: E402
 from dptrain.routing import compiled as form  # noqa: E402
 from dptrain.routing.compiled import CompileNotice  # noqa: E402
 from dptrain.routing.graphs import NotTraceable, StepGraph  # noqa: E402
+from tests.reference.families import Family  # noqa: E402
 from tests.routing.compiled_scene import Scene, mlp  # noqa: E402
 
 pytestmark = [
@@ -715,3 +716,47 @@ def test_graphs_are_not_kept_where_others_may_put_a_file_in_the_place_of_another
         graphs._own_folder()
     tmp_path.chmod(0o700)
     assert graphs._own_folder().startswith(str(tmp_path))
+
+
+def seeing() -> Family:
+    """Features of each row go, as one source, into the places that rows mark; seeds from 10 on shift a mark between rows."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(3)])
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            see, *layers = self.layers
+            x = x.masked_scatter(mask[..., None], see(x[:, :2]))
+            for layer in layers:
+                x = torch.tanh(layer(x))
+            return x
+
+    def batch(n: int, seed: int) -> dict:
+        g = torch.Generator().manual_seed(seed % 10)
+        mask = (torch.arange(5) < 2).repeat(n, 1)
+        if seed >= 10:
+            mask[1, 2], mask[3, 0] = True, False
+        return {"x": torch.randn(n, 5, 4, generator=g, dtype=torch.float64), "mask": mask}
+
+    return Family(Model().double(), batch, lambda model, rows: model(rows["x"], rows["mask"]).square().sum((1, 2)))
+
+
+def test_a_graph_deals_a_source_out_as_the_hook_form_does(traced: None) -> None:
+    """It is made of rows that mark their shares, and gets others then."""
+    scene = Scene(seeing())
+    for seed in (3, 13):
+        rows = scene.microbatch(seed)
+        plain, compiled = scene.run(rows, compiled=False), scene.run(rows, compiled=True)
+        assert largest(plain) > 1e-3
+        for a, b in zip(plain, compiled, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+    assert scene.compiled.graphs == 1
+    rows = scene.microbatch(13)
+    others = scene.run(scene.microbatch(3), compiled=True)
+    with torch.no_grad():
+        rows.inputs["x"][[1, 3]] = 1e6
+    assert not torch.equal(others[0], plain[0])
+    for a, b in zip(plain, scene.run(rows, compiled=True), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
