@@ -55,14 +55,15 @@ class Picked:
     def follow(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
         """Notes of what a result was picked. What is written to keeps its own shape, and so its own rows."""
         found = of = frozenset[Mask]()
+        kept = args[0] if func in WRITES else None
         for value in tensors_in((args, tuple(kwargs.values()))):
-            of |= self._of.get(value, of)
             if value.dtype == torch.bool and value.dim() and self._content(value):
                 of |= {self._name(value)}
-        given = args[:1] if func in WRITES else (args, tuple(kwargs.values()))
-        for value in tensors_in(given):
-            if value.dim():
-                found |= self._by.get(value, frozenset())
+            known = self._of.get(value) if self._of else None
+            if known is not None:
+                of |= known
+                if value.dim() and (kept is None or value is kept):
+                    found |= self._by.get(value, frozenset())
         if func in (_aten.index.Tensor, _aten._unsafe_index.Tensor):
             masks = [index for index in args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
         else:
