@@ -31,14 +31,15 @@ WRITES = _PUTS | _ALONG | _SCATTERS
 
 _WRITTEN = "it takes values in order for the places that rows mark"
 _SCATTERED = "its masked_scatter takes values that were picked by content, so that rows have no equal shares of them"
+_UNSEEN = "it did not do so in the probes at the start, and takes values in order for the places that rows mark"
 _ELSEWHERE = "its masked_scatter writes to a tensor without one row per example in dimension 0"
 
 Mask = tuple[object, ...]
-"""Which mask, as far as its memory shows: views of it that only repeat it are the same."""
+"""Names a mask, as far as its memory shows: views of it that only repeat it are the same."""
 
 
 class Picked:
-    """What was picked by masks in one pass of the probes: for each tensor, by which.
+    """Follows what was picked by masks in one pass of the probes: for each tensor, by which.
 
     Args:
         content: tells whether a tensor is made of content.
@@ -48,7 +49,7 @@ class Picked:
         self._content = content
         self._by: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        """Of which masks a tensor is made."""
+        """Holds of which masks a tensor is made."""
         self._known: dict[Mask, tuple[torch.Tensor, frozenset[Mask], list[int]]] = {}
         """Masks, which are held, or their memory would be another's; of which others they are made, and what each row marks."""
 
@@ -114,7 +115,7 @@ class Picked:
 
 
 class Rooms:
-    """How many places the writes of a module chose from, by the number of rows: more for more rows, but not in a loop.
+    """Counts the places that the writes of a module chose from, by the number of rows: more for more rows, but not in a loop.
 
     What is written in one row alone is nobody else's, in whatever order.
     """
@@ -128,6 +129,45 @@ class Rooms:
         others = [rooms for count, rooms in seen.items() if count != rows]
         seen.setdefault(rows, set()).add(room)
         return any(room not in rooms for rooms in others)
+
+
+class Dealt:
+    """Judges the writes of a run: in the probes by what masks picked, and then by what the probes saw."""
+
+    def __init__(self) -> None:
+        self._rooms = Rooms()
+        self._own: set[str] | None = None
+        """Holds the modules whose writes by masks the probes saw, in which no row takes another's; None before the probes."""
+
+    def begin(self) -> None:
+        """Begins a probe."""
+        self._own = set() if self._own is None else self._own
+
+    def wrong(
+        self,
+        func: Any,
+        args: tuple,
+        picked: Picked | None,
+        rows: int,
+        place: tuple[str, int | None],
+        private: Callable[[], bool],
+    ) -> str | None:
+        """Says why a write may give a row what is another's; None where the probes show that each row takes its own.
+
+        Args:
+            picked: what was picked by masks, in a probe. rows: of the pass. place: the path of the module, and the length of
+                rows. private: whether the pass is that of a private microbatch.
+        """
+        if self._own is None:
+            return None
+        if picked is None:
+            unseen = rows > 1 and place[0] not in self._own and asks(func, args) and private()
+            return _UNSEEN if unseen else None
+        how = picked.dealt(func, args, rows)
+        if asks(func, args):
+            self._own.add(place[0])
+        # a row alone, as in a loop over them, may be written in any order
+        return how if how is not None and self._rooms.grows(place, rows, room(func, args)) else None
 
 
 def room(func: Any, args: tuple) -> int:

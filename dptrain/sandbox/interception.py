@@ -22,7 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from dptrain.errors import NotPrivateUse, UnsupportedModule
 from dptrain.sandbox import untouched
 from dptrain.sandbox.addresses import Numbers, place_tag, shared_tag
-from dptrain.sandbox.dealt import WRITES, Picked, Rooms, asks, room
+from dptrain.sandbox.dealt import WRITES, Dealt, Picked, asks
 from dptrain.sandbox.draws import Generators, Request, UnknownDraw, draws, request
 from dptrain.sandbox.indices import Total
 from dptrain.sandbox.learnt import SHARED, Layout, Layouts, Place, Truths
@@ -103,10 +103,7 @@ class Sandbox:
         """
         self.coins = False
         """True once a forward of the probes drew such a number."""
-        self.rooms = Rooms()
-        """How many places such writes chose from."""
-        self._own: frozenset[str] | None = None
-        """Modules whose writes by masks the probes saw, in which no row takes another's; None before the probes."""
+        self._dealt = Dealt()
         self.unknown: dict[str, str] = {}
         """Operations that draw in no known way: what, by module."""
         self.host_draws = False
@@ -197,7 +194,7 @@ class Sandbox:
             for value in inputs:
                 entered.tainted[value] = True
             entered.picked = Picked(entered.tainted.__contains__)
-            self._own = frozenset() if self._own is None else self._own
+            self._dealt.begin()
         if learning:
             self.layouts.watch()
         outermost = not self._passes
@@ -350,7 +347,7 @@ class Sandbox:
             return func(*args, **kwargs)  # an evaluation: no gradient comes of it, and generators are put back after the pass
         if kind.draws and draws(func, args, kwargs):
             return self._draw(func, args, kwargs) if self._ours() else func(*args, **kwargs)
-        if func in WRITES and self._own is not None:
+        if func in WRITES:
             self._look_at_dealt(func, args)
         handler = self.total.handlers.get(func)
         return plain(*args, **kwargs) if handler is None else handler(func, args, kwargs)
@@ -363,15 +360,7 @@ class Sandbox:
         if torch._C._current_graph_task_id() != -1:
             return  # on the way back the same masks tell where gradients go
         path = self._path()
-        how = None
-        if now.picked is not None:
-            how = now.picked.dealt(func, args, now.rows)
-            if how is not None and not self.rooms.grows((path, self._length), now.rows, room(func, args)):
-                how = None  # a row alone, as in a loop over them
-            if asks(func, args) and self._own is not None:
-                self._own = self._own | {path}
-        elif now.rows > 1 and self._own is not None and path not in self._own and self._ours():
-            how = "it did not do so in the probes at the start, and takes values in order for the places that rows mark"
+        how = self._dealt.wrong(func, args, now.picked, now.rows, (path, self._length), self._ours)
         if how is not None:
             raise UnsupportedModule(
                 "DEALT_VALUES",
