@@ -98,6 +98,10 @@ COMPUTED = (
         T_KERNELS + "test_nothing_is_built_or_loaded_where_others_may_put_a_file_in_the_place_of_another",
     ),
     Mutant(
+        "a header counts among the sources", NATIVE, '(source, *sorted(source.parent.glob("*.h")))', "(source,)",
+        T_KERNELS + "test_a_header_that_changed_is_compiled_anew",
+    ),
+    Mutant(
         "one that does not compute is not kept", NATIVE, "    if not _computes(found, works):\n        return None",
         "    if False:\n        pass",
         T_KERNELS + "test_what_does_not_compute_is_not_kept",

@@ -171,6 +171,18 @@ def test_what_was_kept_and_is_not_what_was_built_is_built_anew(
 
 
 @needs_compiler
+def test_a_header_that_changed_is_compiled_anew(unbuilt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, header = tmp_path / "one.cpp", tmp_path / "number.h"
+    source.write_text('#include "number.h"\nextern "C" int number() { return NUMBER; }')
+    found = []
+    for text in ("#define NUMBER 1", "#define NUMBER 1", "#define NUMBER 2"):
+        header.write_text(text)
+        found.append(native.built(source, lambda made: None, lambda made: True).number())
+    assert found == [1, 1, 2]
+    assert len(list((unbuilt / "dptrain").iterdir())) == 2, "what did not change was kept"
+
+
+@needs_compiler
 def test_a_directory_that_others_may_write_is_not_loaded_from(unbuilt: Path) -> None:
     folder = unbuilt / "dptrain"
     folder.mkdir()
