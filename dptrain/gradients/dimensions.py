@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 class Dimension:
-    """Where examples lie in one tensor of every call of a module.
+    """Finds where examples lie in one tensor of every call of a module.
 
     Guarantee: a dimension other than 0 is found only where it alone had the size of the microbatch in all that was seen, over
     two numbers of rows, or over one row that is all there ever is. What was used in a proof is no other from then on.
@@ -22,9 +22,9 @@ class Dimension:
         self._counts: frozenset[int] = frozenset()
         self._at: int | None = None
         self.fixed = False
-        """Whether it was used."""
+        """Tells whether it was used."""
         self.lost = False
-        """Whether the rows were elsewhere after that."""
+        """Tells whether the rows were elsewhere after that."""
 
     def see(self, sizes: Sequence[int], rows: int) -> None:
         """Looks at the sizes of the tensor in a call over so many rows that are nobody's."""

@@ -135,7 +135,7 @@ class Rule:
         self.module = module
         self.whole = whole
         self.given = Dimension()
-        """Where examples lie in the first input, if anywhere."""
+        """Finds where examples lie in the first input, if anywhere."""
 
     def __call__(self, module: nn.Module, call: Call, grad: torch.Tensor) -> Mapping[str, Form]:
         raise NotImplementedError

@@ -4,5 +4,6 @@
 * :mod:`attention`, :mod:`activations`: operations of the forward and backward pass.
 
 Without a compiler, or where a run leaves products to torch (`Microbatches(products="torch")`), libraries compute in their
-place. A contribution's numbers are the same bits whoever else is in the microbatch, and on any number of threads.
+place. At one shape of the microbatch a contribution's numbers are the same bits whoever else is in it, and on any number of
+threads; how large it is decides which operations are worth a kernel.
 """

@@ -51,7 +51,7 @@ def gelu_back(grad_output: torch.Tensor, x: torch.Tensor, *, approximate: str = 
 
 
 OPERATIONS: Final[dict[Any, Callable[..., Any]]] = {FORWARD: gelu, BACKWARD: gelu_back}
-"""What computes in the place of torch's operations."""
+"""Holds what computes in the place of torch's operations."""
 
 
 def _serves(*values: torch.Tensor, form: str) -> bool:

@@ -1,7 +1,7 @@
 """Attention in the forward and backward pass of a private microbatch, by a kernel (attention.cpp beside this).
 
 On CPUs torch computes attention with products of MKL, and scores above a causal diagonal with the others; the kernel takes a
-half to a quarter of the time (docs/performance.md). Where scores are dropped out, or attention is written out, it is a softmax
+half to a quarter of the time. Where scores are dropped out, or attention is written out, it is a softmax
 between products of small matrices in pairs, which have a kernel of their own. What is not served is left to torch: other types,
 heads whose width is no multiple of 16, dropout inside.
 
@@ -104,7 +104,7 @@ def multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 OPERATIONS: Final[dict[Any, Callable[..., Any]]] = {FORWARD: attend, BACKWARD: attend_back, PAIRS: multiply}
-"""What computes in the place of torch's operations."""
+"""Holds what computes in the place of torch's operations."""
 
 
 def serves(*values: torch.Tensor, causal: bool = False, mask: torch.Tensor | None = None, traced: bool = False) -> bool:

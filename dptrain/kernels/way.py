@@ -1,4 +1,4 @@
-"""How the microbatch under way computes, and what all kernels share: threads, and the sentence for one that is wrong."""
+"""Says how the microbatch under way computes, and holds what kernels share: threads, and the error for a wrong one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
