@@ -6,7 +6,7 @@ ideal Gaussian mechanism on that sum, and the released support does not depend o
 """
 
 import math
-import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from dptrain.noise.keystream import KeyStream
 from dptrain.noise.mechanism import Independent
 from dptrain.noise.normals import TAIL_LANE, Blocks, BoxMuller
 from dptrain.noise.rounded import RoundedNormals
-from dptrain.noise.threads import Threads
+from dptrain.noise.threads import Idle, Threads
 from ledger.accountants.table import LATTICE_BITS
 
 CHUNK = 1 << 17
@@ -168,7 +168,8 @@ class LatticeGaussian(OnHost):
 
     def __init__(self, stream: KeyStream) -> None:
         super().__init__(stream, LATTICE_BITS, SUM_LIMIT, CHUNK)
-        self._kept = threading.local()
+        self._transforms: Idle[BoxMuller] = Idle(BoxMuller)
+        self._roundings: Idle[RoundedNormals] = Idle(partial(RoundedNormals, LATTICE_BITS))
 
     def normals(self, step: int, lane: int, offset: int, count: int, stream: Blocks | None = None) -> torch.Tensor:
         """Returns standard normals (float64, shape (count,)) of coordinates [offset, offset + count); ``offset`` must be even.
@@ -180,10 +181,8 @@ class LatticeGaussian(OnHost):
             stream: another one than that of this attempt.
         """
         _require_address(lane, offset)
-        transform = getattr(self._kept, "transform", None)
-        if transform is None:
-            transform = self._kept.transform = BoxMuller()
-        return transform.normals(self._stream if stream is None else stream, step, lane, offset, count)
+        with self._transforms.one() as transform:
+            return transform.normals(self._stream if stream is None else stream, step, lane, offset, count)
 
     def gaussian(self, step: int, lane: int, offset: int, count: int, draws: int = 1) -> torch.Tensor:
         """Returns standard normals made of ``draws`` draws of variance 1/draws each, added up in float64 and not rounded.
@@ -202,10 +201,8 @@ class LatticeGaussian(OnHost):
         """Returns the normals of `gaussian` in lattice steps, rounded."""
         if draws == 1:
             _require_address(lane, start)
-            rounding = getattr(self._kept, "rounding", None)
-            if rounding is None:
-                rounding = self._kept.rounding = RoundedNormals(LATTICE_BITS)
-            return rounding.steps(self._stream, step, lane, start, count)
+            with self._roundings.one() as rounding:
+                return rounding.steps(self._stream, step, lane, start, count)
         noise = self.gaussian(step, lane, start, count, draws).numpy()
         noise *= 2.0**LATTICE_BITS
         return np.rint(noise, out=noise)

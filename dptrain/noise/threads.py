@@ -1,20 +1,39 @@
 """Shares work that is cut into pieces among as many threads as torch is told to use.
 
-For work that spends its time in numpy and torch, which let other threads run meanwhile, on pieces too small for torch to
-share among its own threads.
+For work that spends its time in numpy, torch and kernels, which let other threads run meanwhile, on pieces too small for torch
+to share.
+
+The threads are those of torch's own OpenMP runtime (threads.cpp beside this). Behind every operation that torch shared they
+wait for the next one by spinning, for some milliseconds: threads of another pool would have to share a core with them, and a
+kernel that takes 2.2 ms on two of torch's takes 4 ms beside them. Where there is no compiler, or torch runs on something else
+than OpenMP, a pool of this process serves.
 """
 
+import ctypes
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
 from threading import Barrier, Lock
+from typing import Any, Generic, TypeVar
 
 import torch
 
+from dptrain import native
+
+Made = TypeVar("Made")
+
+_One = ctypes.CFUNCTYPE(None, ctypes.c_long)
+
+Share = Callable[[int, int, int, Any], None]
+"""Calls a function once for every number below a count: ``share(threads, most of them at a time, count, function)``."""
+
 
 class Threads:
-    """Holds ``torch.get_num_threads()`` threads, at most ``most``, the caller's one of them; follows that setting."""
+    """Works on ``torch.get_num_threads()`` threads, at most ``most``; follows that setting."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -29,25 +48,32 @@ class Threads:
         Raises:
             What ``work`` raised first; pieces that were not begun are left out then.
         """
-        helpers = min(torch.get_num_threads(), self._most, len(pieces)) - 1
-        if helpers < 1:
-            with _one_each():
-                _drain(work, pieces)
-            return
-        todo = _Shared(pieces)
+        threads = torch.get_num_threads()
+        most = min(threads, self._most, len(pieces))
+        share = team() if most > 1 else None
         with _one_each():
-            futures = [self._executor(helpers).submit(_drain, work, todo) for _ in range(helpers)]
-            try:
-                _drain(work, todo)
-            finally:
-                deque(todo, maxlen=0)  # where one failed, nobody begins another piece
-                begun = [future for future in futures if not future.cancel()]
-                failures = [failure for future in begun if (failure := future.exception()) is not None]
+            if most < 2:
+                _drain(work, pieces)
+            elif share is None:
+                self._by_pool(work, pieces, most - 1)
+            else:  # all threads of torch enter, whoever works: a team of another size would be made anew
+                _by_team(partial(share, threads, most), work, pieces)
+
+    def _by_pool(self, work: Callable[[int], None], pieces: range, helpers: int) -> None:
+        """Shares pieces with threads of a pool of this process."""
+        todo = _Shared(pieces)
+        futures = [self._executor(helpers).submit(_drain, work, todo) for _ in range(helpers)]
+        try:
+            _drain(work, todo)
+        finally:
+            deque(todo, maxlen=0)  # where one failed, nobody begins another piece
+            begun = [future for future in futures if not future.cancel()]
+            failures = [failure for future in begun if (failure := future.exception()) is not None]
         if failures:
             raise failures[0]
 
     def close(self) -> None:
-        """Lets the threads go; the next call of :meth:`each` would start new ones."""
+        """Lets the threads of a pool go; the next call of :meth:`each` would start new ones."""
         if self._pool is not None:
             self._pool.shutdown(wait=True)
             self._pool, self._helpers = None, 0
@@ -101,3 +127,86 @@ class _Shared:
 def _drain(work: Callable[[int], None], todo: Iterable[int]) -> None:
     for piece in todo:
         work(piece)
+
+
+class Idle(Generic[Made]):
+    """Holds things that serve one piece of work at a time, while none is under way that has them.
+
+    A thread of torch begins every piece as one that this interpreter has not met: what it kept for itself would be gone.
+    """
+
+    def __init__(self, make: Callable[[], Made]) -> None:
+        self._make = make
+        self._idle: deque[Made] = deque()
+
+    @contextmanager
+    def one(self) -> Iterator[Made]:
+        """Gives one of them, made if all are at work, to this block alone."""
+        try:
+            found = self._idle.pop()
+        except IndexError:
+            found = self._make()
+        try:
+            yield found
+        finally:
+            self._idle.append(found)
+
+
+def _by_team(share: Callable[[int, Any], None], work: Callable[[int], None], pieces: range) -> None:
+    """Shares pieces with the threads of torch.
+
+    Raises:
+        KeyboardInterrupt: a piece was begun and never ended, as an interrupt came where nobody can catch one.
+    """
+    failures: list[BaseException] = []
+    done: list[int] = []
+
+    def one(number: int) -> None:
+        if failures:
+            return  # where one failed, nobody begins another piece
+        try:
+            work(pieces[number])
+            done.append(number)
+        except BaseException as failure:  # none gets past a function that C calls
+            failures.append(failure)
+
+    share(len(pieces), _One(one))
+    if failures:
+        raise failures[0]
+    if len(done) != len(pieces):
+        raise KeyboardInterrupt(f"{len(pieces) - len(done)} of {len(pieces)} pieces of work were interrupted")
+
+
+@cache
+def team() -> Share | None:
+    """Returns what shares work among the threads of torch; None where it cannot be had."""
+    parallel = _parallel()
+    if parallel is None:
+        return None
+    found = native.built(Path(__file__).with_suffix(".cpp"), _declared, partial(works, parallel))
+    return None if found is None else partial(found.dptrain_share, parallel)
+
+
+def _parallel() -> int | None:
+    """Returns the address of what begins a parallel region in the runtime that torch runs on; None where it is not OpenMP's."""
+    if "parallel backend: OpenMP" not in torch.__config__.parallel_info():
+        return None
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:  # asked of torch's library, it is the one of the runtime that torch is bound to, of several that may be loaded
+        found = ctypes.CDLL(str(library), mode=os.RTLD_NOLOAD | os.RTLD_NOW).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    return ctypes.cast(found, ctypes.c_void_p).value
+
+
+def _declared(found: Any) -> None:
+    """Tells the types of what it takes."""
+    found.dptrain_share.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_long, _One]
+    found.dptrain_share.restype = None
+
+
+def works(parallel: int, found: Any) -> bool:
+    """Tells whether every piece is done once."""
+    done: list[int] = []
+    found.dptrain_share(parallel, torch.get_num_threads(), 2, 7, _One(done.append))
+    return sorted(done) == list(range(7))

@@ -14,9 +14,11 @@ BUILDING = "dptrain/routing/building.py"
 LOADER = "dptrain/data/loader.py"
 ATTENTION = "dptrain/kernels/attention.py"
 ACTIVATIONS = "dptrain/kernels/activations.py"
+THREADS = "dptrain/noise/threads.py"
 
 T_KERNELS = "tests/routing/test_kernels.py::"
 T_ATTENTION = "tests/kernels/test_attention_kernel.py::"
+T_THREADS = "tests/noise/test_normals_and_threads.py::"
 T_GELU = "tests/kernels/test_activation_kernel.py::"
 T_PAIRS = "tests/kernels/test_pairs_kernel.py::"
 T_PASSES = "tests/kernels/test_passes_of_a_run.py::"
@@ -33,6 +35,26 @@ T_LEFT = T_RUN + "test_left_to_torch_nothing_goes_elsewhere_and_the_header_is_si
 T_SAYS = T_RUN + "test_forward_and_backward_compute_by_onednn_and_the_header_says_so"
 
 COMPUTED = (
+    Mutant(
+        "a piece that an interrupt took is missed", THREADS, "len(done) != len(pieces)", "False",
+        T_THREADS + "test_a_piece_that_an_interrupt_took_is_not_passed_over",
+    ),
+    Mutant(
+        "a failure in a thread of torch is raised", THREADS, "failures.append(failure)", "done.append(number)",
+        T_THREADS + "test_a_failure_in_any_thread_is_raised_and_no_thread_is_left_waiting",
+    ),
+    Mutant(
+        "pieces are shared among threads that are there already", THREADS, "partial(found.dptrain_share, parallel)", "None",
+        T_THREADS + "test_work_is_shared_among_threads_that_torch_has_already",
+    ),
+    Mutant(
+        "what is at work serves nobody else", THREADS, "found = self._idle.pop()", "found = self._idle[-1]",
+        T_THREADS + "test_what_is_idle_serves_again_and_what_is_at_work_serves_nobody_else",
+    ),
+    Mutant(
+        "what leaves a piece out is not used", THREADS, "sorted(done) == list(range(7))", "set(done) <= set(range(7))",
+        T_THREADS + "test_a_team_that_leaves_a_piece_out_or_does_one_twice_is_not_used",
+    ),
     Mutant(
         "sizes that bound rounding are not below the truth", KERNELS, "_ROUNDED = 1.0 + 2.0**-10", "_ROUNDED = 0.999",
         T_TRUE,

@@ -1,17 +1,20 @@
 """The numbers of a release do not depend on how the work is cut, buffered or shared among threads."""
 
 import math
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from dptrain.kernels import reductions  # noqa: E402
 from dptrain.noise import KeyStream, LatticeGaussian, lattice  # noqa: E402
+from dptrain.noise import threads as sharing  # noqa: E402
 from dptrain.noise.lattice import CHUNK  # noqa: E402
 from dptrain.noise.normals import TAIL_LANE, BoxMuller  # noqa: E402
-from dptrain.noise.threads import Threads  # noqa: E402
+from dptrain.noise.threads import Idle, Threads  # noqa: E402
 
 STREAM = KeyStream("noise", b"r" * 16, 0, bytes(range(32)))
 
@@ -21,6 +24,16 @@ def _threads_as_before() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["team", "pool"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which threads share the work: torch's own, or those of a pool, as where there is no compiler."""
+    if request.param == "pool":
+        monkeypatch.setattr(sharing, "team", lambda: None)
+    elif sharing.team() is None:
+        pytest.skip("no compiler, or torch runs on something else than OpenMP")
+    return request.param
 
 
 def plain_normals(stream, step: int, lane: int, offset: int, count: int) -> torch.Tensor:
@@ -86,7 +99,7 @@ def released(threads: int, count: int = 5 * CHUNK + 3, dtype: torch.dtype = torc
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("draws", [1, 3])
-def test_a_release_is_the_same_on_any_number_of_threads(dtype: torch.dtype, draws: int) -> None:
+def test_a_release_is_the_same_on_any_number_of_threads(form: str, dtype: torch.dtype, draws: int) -> None:
     alone = released(1, dtype=dtype, draws=draws)
     assert all(torch.equal(alone, released(threads, dtype=dtype, draws=draws)) for threads in (2, 3, 5))
 
@@ -101,7 +114,7 @@ def test_a_release_is_that_of_the_plain_formula_bit_for_bit(monkeypatch: pytest.
     assert torch.equal(released(2), expected)
 
 
-def test_every_piece_is_done_once_by_no_more_threads_than_torch_has() -> None:
+def test_every_piece_is_done_once_by_no_more_threads_than_torch_has(form: str) -> None:
     torch.set_num_threads(5)
     threads, done, lock, meet = Threads(3), [], threading.Lock(), threading.Barrier(3)
 
@@ -122,7 +135,7 @@ def test_every_piece_is_done_once_by_no_more_threads_than_torch_has() -> None:
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
-def test_a_failure_in_any_thread_is_raised_and_no_thread_is_left_waiting(where: str) -> None:
+def test_a_failure_in_any_thread_is_raised_and_no_thread_is_left_waiting(form: str, where: str) -> None:
     torch.set_num_threads(2)
     threads, here, begun = Threads(2), threading.get_ident(), threading.Event()
 
@@ -138,7 +151,7 @@ def test_a_failure_in_any_thread_is_raised_and_no_thread_is_left_waiting(where: 
     threads.close()
 
 
-def test_a_release_in_inference_mode_is_written_by_every_thread() -> None:
+def test_a_release_in_inference_mode_is_written_by_every_thread(form: str) -> None:
     """The mode belongs to a thread, and torch changes no inference tensor outside it; an empty draw may be released in it."""
     torch.set_num_threads(2)
     with torch.inference_mode():
@@ -147,17 +160,17 @@ def test_a_release_in_inference_mode_is_written_by_every_thread() -> None:
     assert bool((total != 0).any())
 
 
-def test_no_thread_and_no_key_stream_are_left_after_destroy() -> None:
+def test_no_thread_and_no_key_stream_are_left_after_destroy(form: str) -> None:
     torch.set_num_threads(2)
     before = set(threading.enumerate())  # others may end meanwhile
     gaussian = LatticeGaussian(KeyStream("noise", b"r" * 16, 0, bytes(32)))
     gaussian.release_(torch.zeros(4 * CHUNK, dtype=torch.float64), 1.0, 1.0, step=1, lane=0)
-    assert len(set(threading.enumerate()) - before) == 1
+    assert len(set(threading.enumerate()) - before) == (form == "pool")
     gaussian.destroy()
     assert set(threading.enumerate()) <= before
 
 
-def test_torch_works_on_one_thread_inside_and_on_as_many_as_before_outside() -> None:
+def test_torch_works_on_one_thread_inside_and_on_as_many_as_before_outside(form: str) -> None:
     """A helper from which torch shared work would keep threads for good, and slow the caller."""
     torch.set_num_threads(3)
     threads, seen = Threads(3), []
@@ -173,3 +186,74 @@ def test_torch_works_on_one_thread_inside_and_on_as_many_as_before_outside() -> 
     late.join()
     assert fresh == [3], "threads to come begin with the setting of before"
     threads.close()
+
+
+def _of_the_system() -> set[str]:
+    return set(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="the system does not list threads")
+def test_work_is_shared_among_threads_that_torch_has_already() -> None:
+    """Other ones would share cores with those of torch, which wait by spinning."""
+    if sharing._parallel() is None or reductions.library() is None:
+        pytest.skip("no compiler, or torch runs on something else than OpenMP")
+    torch.set_num_threads(2)
+    torch.ones(1 << 20).add(1.0)
+    before, seen, meet = _of_the_system(), [], threading.Barrier(2)
+
+    def work(piece: int) -> None:
+        meet.wait(30)
+        seen.append(str(threading.get_native_id()))
+
+    Threads(8).each(work, range(2))
+    assert len(set(seen)) == 2 and set(seen) <= before and _of_the_system() <= before
+
+
+def test_a_piece_that_an_interrupt_took_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt can come where a thread enters the interpreter, and nobody can catch it; the sum would lack a piece."""
+    torch.set_num_threads(2)
+
+    def share(threads: int, most: int, pieces: int, one: Callable[[int], None]) -> None:
+        for piece in range(1, pieces):
+            one(piece)
+
+    monkeypatch.setattr(sharing, "team", lambda: share)
+    with pytest.raises(KeyboardInterrupt, match="1 of 5 pieces"):
+        Threads(2).each(lambda _: None, range(5))
+    assert torch.get_num_threads() == 2
+
+
+def test_an_interrupt_in_a_piece_is_raised_by_the_caller(form: str) -> None:
+    torch.set_num_threads(2)
+
+    def work(piece: int) -> None:
+        if piece == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Threads(2).each(work, range(8))
+
+
+def test_a_team_that_leaves_a_piece_out_or_does_one_twice_is_not_used() -> None:
+    class Library:
+        def __init__(self, pieces: list[int]) -> None:
+            self._pieces = pieces
+
+        def dptrain_share(self, parallel: int, threads: int, most: int, count: int, one: Callable[[int], None]) -> None:
+            for piece in self._pieces:
+                one(piece)
+
+    assert sharing.works(0, Library([6, 0, 1, 2, 3, 4, 5]))
+    assert not sharing.works(0, Library([0, 1, 2, 3, 4, 5]))
+    assert not sharing.works(0, Library([0, 0, 1, 2, 3, 4, 5, 6]))
+
+
+def test_what_is_idle_serves_again_and_what_is_at_work_serves_nobody_else() -> None:
+    made: list[object] = []
+    idle = Idle(lambda: made.append(object()) or made[-1])
+    with idle.one() as first, idle.one() as second:
+        assert first is not second
+    with pytest.raises(ZeroDivisionError), idle.one():
+        raise ZeroDivisionError
+    with idle.one() as first, idle.one() as second:
+        assert first is not second and len(made) == 2
