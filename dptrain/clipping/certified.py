@@ -252,7 +252,7 @@ class CertifiedSums(Sums):
 
     def _size(self, gradient: Single) -> float:
         """Returns the squared norm of a gradient, or its L1 norm, as floats round it: factors go by it, no certificate does."""
-        return float(_norm_sq(gradient)) if self._power == 2 else _norm_1(gradient)
+        return _norm_sq(gradient) if self._power == 2 else _norm_1(gradient)
 
     def certify(
         self, found: dict[int, Single], limits: Limits, sizes: Mapping[int, float] | None = None
@@ -373,8 +373,10 @@ def _truncated(part: torch.Tensor, step: float) -> torch.Tensor:
     return scaled
 
 
-def _norm_sq(gradient: Single) -> torch.Tensor:
-    return norms_sq([[Dense(_flat(gradient).reshape(1, -1))]])[0]
+def _norm_sq(gradient: Single) -> float:
+    flat = _flat(gradient)
+    found = reductions.squared(flat)
+    return float(norms_sq([[Dense(flat.reshape(1, -1))]])[0]) if found is None else found
 
 
 def _norm_1(gradient: Single) -> float:

@@ -207,6 +207,20 @@ def row_squares(matrices: Sequence[torch.Tensor]) -> torch.Tensor:
     return out
 
 
+def squared(values: torch.Tensor) -> float | None:
+    """Returns the squared norm of one tensor, to the bit that of :func:`row_squares` of it as one row; None as :func:`grams`.
+
+    For calls by the thousand, one per tensor and contribution, of which a tensor for the result would cost as much again.
+    """
+    if not (_serve(values) and values.is_contiguous()):
+        return None
+    found = ctypes.c_double()
+    width = ctypes.c_long(values.numel())
+    place = ctypes.c_void_p(values.data_ptr())
+    library().dptrain_rows_squares(ctypes.byref(place), ctypes.byref(width), 1, 1, ctypes.byref(found))
+    return found.value
+
+
 def add_rows(totals: Sequence[torch.Tensor], matrices: Sequence[torch.Tensor], weights: torch.Tensor) -> None:
     """Adds the rows of each matrix, times its weights, to a total of its width, in place: in float64, from the products on.
 

@@ -205,8 +205,12 @@ def test_the_probes_find_a_norm_that_is_wrong(factor: float, alone: bool, tmp_pa
 
 
 @pytest.mark.skipif(reductions.library() is None, reason="no C++ compiler here, so libraries compute")
-@pytest.mark.parametrize("kernel", ["row_squares", "add_rows"])
-def test_the_probes_find_a_norm_or_a_sum_of_small_tensors_that_is_wrong(kernel: str, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "exactness"), [("row_squares", "fast"), ("row_squares", "certified"), ("add_rows", "fast")]
+)
+def test_the_probes_find_a_norm_or_a_sum_of_small_tensors_that_is_wrong(
+    kernel: str, exactness: str, tmp_path, monkeypatch
+) -> None:
     own = getattr(reductions, kernel)
 
     def spoiled(first: Any, matrices: Any = None, weights: Any = None) -> Any:
@@ -219,7 +223,7 @@ def test_the_probes_find_a_norm_or_a_sum_of_small_tensors_that_is_wrong(kernel: 
         return None
 
     monkeypatch.setattr(reductions, kernel, spoiled)
-    world = make_world(tmp_path, steps=2)
+    world = make_world(tmp_path, steps=2, policy_extra=f'exactness = "{exactness}"')
     trainer = Trainer(world)
     with pytest.raises(UnsupportedModule) as refused:
         trainer.run()

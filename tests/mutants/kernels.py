@@ -76,6 +76,10 @@ COMPUTED = (
         T_KERNELS + "test_kernels_that_compute_something_else_are_not_used",
     ),
     Mutant(
+        "one tensor has the norm that it has as a row", KERNELS, "ctypes.byref(width), 1, 1", "ctypes.byref(width), 1, 0",
+        T_KERNELS + "test_rows_have_the_norms_and_weighted_sums_of_float64_whatever_their_company",
+    ),
+    Mutant(
         "norms of small tensors are held to torch's", PRODUCTS, "2.0**-40 * true) | (~true", "1.0 * true) | (~true",
         T_RUN + "test_the_probes_find_a_norm_or_a_sum_of_small_tensors_that_is_wrong",
     ),

@@ -407,6 +407,14 @@ def test_rows_have_the_norms_and_weighted_sums_of_float64_whatever_their_company
             torch.testing.assert_close(total, true, rtol=1e-12, atol=1e-9)
             alone = torch.cat([reductions.row_squares([row[None].clone()])[0] for row in x])
             assert torch.equal(square, alone), "a norm depends on who else is there"
+            assert [reductions.squared(row) for row in x] == square.tolist(), "asked of one tensor, it is another norm"
+
+
+@needs_compiler
+def test_the_norm_of_one_tensor_is_asked_of_no_kernel_that_does_not_serve_it() -> None:
+    x = torch.ones(4, 6)
+    assert reductions.squared(x) == 24.0 and reductions.squared(x[:0]) == 0.0
+    assert reductions.squared(x.t()) is None and reductions.squared(x.double()) is None
 
 
 @needs_compiler
