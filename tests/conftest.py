@@ -17,6 +17,9 @@ import pytest
 # Before torch multiplies: MKL rounds rows by their addresses on processors of AMD otherwise, which exactness certified refuses.
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
+# Before torch begins threads: those that wait sleep. Tests run beside each other, and spinning takes the others' time.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # What it brings along it adds to `sys.path` once, when it is first imported; a test that puts the path back must not take that
 # away from those behind it (torch's compiler needs it).
 with suppress(ImportError):
