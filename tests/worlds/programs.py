@@ -1,14 +1,17 @@
 """Runs `dptrain`, and the workers of a run, in processes that have imported what they need, forked from a server."""
 
 import os
+import runpy
 import socket
 import sys
+import tempfile
+import traceback
 from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
-from subprocess import TimeoutExpired
+from subprocess import CompletedProcess, TimeoutExpired
 from typing import Any
 
 _CONTEXT = get_context("forkserver")
@@ -41,6 +44,36 @@ def _main(folder: str, words: list[str]) -> None:
     sys.argv = ["dptrain", *words]
     with open(_said(Path(folder), os.getpid()), "w") as said, redirect_stdout(said), redirect_stderr(said):
         main()
+
+
+def ran(words: list[str], folder: Path, seconds: float = 120) -> CompletedProcess[str]:
+    """Runs what ``python *words`` runs, a module behind ``-m`` or a program behind ``-c``, and returns how it ended."""
+    with tempfile.TemporaryDirectory() as kept:
+        process = _CONTEXT.Process(target=_run, args=(kept, str(folder), words), daemon=True)
+        process.start()
+        process.join(seconds)
+        if process.exitcode is None:
+            process.kill()
+            raise TimeoutExpired(words, seconds)
+        out, err = (Path(kept, name).read_text() for name in ("out", "err"))
+    return CompletedProcess(words, process.exitcode, out, err)
+
+
+def _run(kept: str, folder: str, words: list[str]) -> None:
+    with open(f"{kept}/out", "w") as out, open(f"{kept}/err", "w") as err, redirect_stdout(out), redirect_stderr(err):
+        os.dup2(out.fileno(), 1)
+        os.dup2(err.fileno(), 2)
+        os.chdir(folder)
+        flag, what, *rest = words
+        sys.argv = [flag, *rest]
+        try:
+            if flag == "-c":
+                exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+            else:
+                runpy.run_module(what, run_name="__main__", alter_sys=True)
+        except Exception:
+            traceback.print_exc()
+            sys.exit(1)
 
 
 class Forked:
