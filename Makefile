@@ -64,8 +64,9 @@ demo: $(STAMP)
 
 # One BLAS thread per test worker: the default of one pool per core in every worker is slower. Compiled modules are kept, whatever the
 # environment says: else every worker compiles all tests, and each of the hundreds of programs that they start the whole project.
+# Each worker begins with a part of its own and steals from another at the end, so that few share what a module sets up.
 test: $(STAMP)
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -n auto $(ARGS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -n auto --dist worksteal $(ARGS)
 
 slow: $(STAMP)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -m slow $(ARGS)

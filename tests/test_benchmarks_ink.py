@@ -490,8 +490,9 @@ def test_perplexities_are_those_of_each_text_by_itself(small) -> None:
 # The run
 
 
-def test_the_run_measures_every_arm_and_writes_figures_and_a_plot(small, tmp_path, capsys) -> None:
+def test_the_run_measures_every_arm_and_writes_figures_and_a_plot(small, tmp_path, capsys, monkeypatch) -> None:
     _, folder = small
+    monkeypatch.setattr(run, "ROUNDS", (1, 2))
     given = ["--world", str(folder), "--out", str(tmp_path / "ink.json"), "--plot", str(tmp_path / "curve.svg")]
     given += ["--formulas", "tests.reference.published_ink", "--count", "3", "--seeds", "1", "--epsilons", "2"]
     assert run.main([*given, "--arms", "public", "ink", "amin", "amin-screened", "adapmixed-zero-out", "augpe"]) == 0

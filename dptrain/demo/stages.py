@@ -93,7 +93,7 @@ class Scale:
     clip_norm: float = 1.0
 
 
-QUICK = Scale(pictures=640, epochs=1, steps=4, sampling_rate=1.0)
+QUICK = Scale(pictures=640, epochs=1, steps=2, sampling_rate=1.0)
 
 
 class Narrator:

@@ -63,10 +63,12 @@ class Source:
     def __init__(self, path: Path) -> None:
         self.file = path.relative_to(ROOT).as_posix()
         self.tree = ast.parse(path.read_text(encoding="utf-8"), self.file)
-        self.above: dict[ast.AST, ast.AST] = {
-            child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)
-        }
-        self._given: dict[ast.AST, list[tuple[ast.expr, ast.expr]]] = {}
+        self.nodes: list[ast.AST] = [self.tree]
+        self.above: dict[ast.AST, ast.AST] = {}
+        for node in self.nodes:
+            for child in _below(node):
+                self.above[child] = node
+                self.nodes.append(child)
 
     @cached_property
     def constants(self) -> dict[str, str]:
@@ -92,18 +94,33 @@ class Source:
 
     def assigned(self, name: str, node: ast.AST) -> list[ast.expr]:
         """Returns the values that a name gets in the function around a node."""
-        return [value for target, given in self._assignments(self.scope(node)) for value in _bound(target, given, name)]
+        return [value for target, given in self._assignments.get(self.scope(node), ()) for value in _bound(target, given, name)]
 
-    def _assignments(self, scope: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
-        """Returns targets and values in a function, or in the module; each is walked once."""
-        if scope not in self._given:
-            found = self._given[scope] = []
-            for one in ast.walk(scope):
-                if isinstance(one, ast.Assign):
-                    found += [(target, one.value) for target in one.targets]
-                elif isinstance(one, ast.AnnAssign | ast.NamedExpr) and one.value is not None:
-                    found.append((one.target, one.value))
-        return self._given[scope]
+    @cached_property
+    def _assignments(self) -> dict[ast.AST, list[tuple[ast.expr, ast.expr]]]:
+        """Returns targets and values in every function, with those of the functions within it, and in the module."""
+        found: dict[ast.AST, list[tuple[ast.expr, ast.expr]]] = {}
+        for node in self.nodes:
+            given: list[tuple[ast.expr, ast.expr]] = []
+            if isinstance(node, ast.Assign):
+                given = [(target, node.value) for target in node.targets]
+            elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+                given = [(node.target, node.value)]
+            scope: ast.AST | None = node if given else None
+            while scope is not None:
+                if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
+                    found.setdefault(scope, []).extend(given)
+                scope = self.above.get(scope)
+        return found
+
+
+def _below(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields the children of a node but for what says whether a name is read or written."""
+    for name in node._fields:
+        value = getattr(node, name, None)
+        for one in value if isinstance(value, list) else (value,):
+            if isinstance(one, ast.AST) and not isinstance(one, ast.expr_context):
+                yield one
 
 
 def _bound(target: ast.expr, value: ast.expr, name: str) -> list[ast.expr]:
@@ -142,7 +159,7 @@ class Reader:
         self.functions: dict[str, list[tuple[ast.FunctionDef, Source]]] = {}
         self.classes: dict[str, str] = {}
         for source in self.sources:
-            for node in ast.walk(source.tree):
+            for node in source.nodes:
                 if isinstance(node, ast.FunctionDef):
                     self.functions.setdefault(node.name, []).append((node, source))
                 elif isinstance(node, ast.ClassDef):
@@ -152,7 +169,7 @@ class Reader:
         """Yields every place, file by file."""
         for source in self.sources:
             found = {}
-            for node in ast.walk(source.tree):
+            for node in source.nodes:
                 for place in self._of(node, source):
                     if place.kind not in NO_CODES:
                         found[place.code, place.kind, place.sentence] = place

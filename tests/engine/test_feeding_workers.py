@@ -20,6 +20,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from attest import processes  # noqa: E402
 from attest.keys import generate, save_private_key  # noqa: E402
 from dptrain import Microbatches, PrivateTraining  # noqa: E402
 from dptrain.data import loader  # noqa: E402
@@ -33,6 +34,7 @@ from dptrain.errors import ConfigError, ContentChanged, FeedingFailed, NotPrivat
 from ledger.audit import verify_export  # noqa: E402
 from ledger.log import Ledger  # noqa: E402
 from tests.guarantees import peers  # noqa: E402
+from tests.worlds.programs import forked  # noqa: E402
 from tests.worlds.trainer import opening  # noqa: E402
 from tests.worlds.training import World, chance_of  # noqa: E402
 
@@ -97,6 +99,12 @@ def run_of(world: World, workers: int, *, decode: Any = plain_decode, collate: A
     return run
 
 
+@pytest.fixture
+def imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are forked with what they import. Tests of how they start, and of what is left of them, start interpreters."""
+    monkeypatch.setattr(processes, "start", forked)
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -129,8 +137,15 @@ def here(monkeypatch) -> list[int]:
 
 
 @pytest.mark.parametrize("draws", [False, True])
-def test_a_run_is_the_same_to_the_bit_with_workers_and_without(world: World, tmp_path: Path, here, draws: bool) -> None:
-    """Rows, weights and the whole export of a run whose keys are fixed. What the first of three runs imports draws as well."""
+def test_a_run_is_the_same_to_the_bit_with_workers_and_without(
+    world: World, tmp_path: Path, here, draws: bool, request: pytest.FixtureRequest
+) -> None:
+    """Rows, weights and the whole export of a run whose keys are fixed. What the first of three runs imports draws as well.
+
+    Where nothing draws, workers are forked.
+    """
+    if not draws:
+        request.getfixturevalue("imported")
     key, found = generate(), []
     for place, workers in enumerate((0, 0, 2)):
         root = tmp_path / f"world{place}"
@@ -164,6 +179,7 @@ def test_a_run_is_the_same_to_the_bit_with_workers_and_without(world: World, tmp
     assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
 
 
+@pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize("who", [0, -1])
 def test_collate_that_begins_to_draw_amid_a_run_is_seeded_from_the_same_microbatch_on(tmp_path: Path, who: int) -> None:
     """Calls it, from there on, for one example at a time. Microbatches that are under way by then are made again."""
@@ -228,6 +244,7 @@ def test_the_answer_for_rows_that_cannot_be_pickled_is_that_it_failed() -> None:
 # ------------------------------------------------------------------------------------------------------ only what is charged
 
 
+@pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_nobody_is_drawn_before_the_window_of_the_step_is_charged(world: World, monkeypatch, workers: int) -> None:
     """With workers, a step is drawn while the one before it runs, but never the first of a window."""
@@ -251,6 +268,7 @@ def test_nobody_is_drawn_before_the_window_of_the_step_is_charged(world: World, 
     assert bool(early) == bool(workers)
 
 
+@pytest.mark.usefixtures("imported")
 def test_a_microbatch_that_is_waited_for_is_split_among_workers_and_is_the_same(world: World, monkeypatch) -> None:
     sent: list[int] = []
     original = Workers.ask
@@ -294,6 +312,7 @@ def stops(world: World, workers: int, spoil: Any, **options: Any) -> tuple[int, 
     raise AssertionError("nothing stopped the run")
 
 
+@pytest.mark.usefixtures("imported")
 def test_a_decoder_that_raises_for_one_contribution_stops_the_run_where_it_would_without(world: World, tmp_path) -> None:
     flag = tmp_path / "flag"
 
@@ -311,6 +330,7 @@ def test_a_decoder_that_raises_for_one_contribution_stops_the_run_where_it_would
     assert found[0] == found[1] and found[0][2] is LookupError
 
 
+@pytest.mark.usefixtures("imported")
 def test_content_that_changed_is_refused_where_it_would_be_without_workers(world: World) -> None:
     """It lies in a file; what a worker read before is what was signed."""
     (source,) = [path for path in world.corpus.rglob("*.jsonl")]
@@ -325,6 +345,7 @@ def test_content_that_changed_is_refused_where_it_would_be_without_workers(world
     assert found[0] == found[1] and found[0][2] is ContentChanged and "CONTENT_CHANGED" in found[0][3]
 
 
+@pytest.mark.usefixtures("imported")
 def test_a_check_by_workers_names_the_culprit_and_reports_in_order(world: World, monkeypatch) -> None:
     """Everybody is tried by workers, but for those that are tried alone."""
     monkeypatch.setattr(loader, "ALONE", 2)
@@ -355,6 +376,7 @@ def test_a_check_by_workers_names_the_culprit_and_reports_in_order(world: World,
     assert reports[0] == reports[1] and len(reports[0]) > 2
 
 
+@pytest.mark.usefixtures("imported")
 def test_a_check_by_workers_decodes_there(world: World, monkeypatch, here) -> None:
     monkeypatch.setattr(loader, "ALONE", 2)
     monkeypatch.setattr(loader, "TOGETHER", 4)
@@ -440,6 +462,7 @@ def trained(world: World, kill_at: int | None, workers: int = 2) -> list[int]:
     return ids
 
 
+@pytest.mark.usefixtures("imported")
 def test_a_worker_that_is_killed_ends_the_run_with_a_typed_error_and_the_run_goes_on_behind_it(world: World) -> None:
     with pytest.raises(FeedingFailed, match=r"WORKER: .*exit status -9.*resume=True"):
         trained(world, 3)

@@ -3,8 +3,6 @@
 import json
 import math
 import os
-import subprocess
-import sys
 import textwrap
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +16,7 @@ from dptrain import Clock, Metrics, NoiseSource, PrivateTraining  # noqa: E402
 from dptrain.errors import ConfigError  # noqa: E402
 from ledger.log import Ledger  # noqa: E402
 from tests.guarantees.peers import collate, net, one_class, per_example, small_world  # noqa: E402
+from tests.worlds.programs import ran  # noqa: E402
 from tests.worlds.training import World, make_world  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,7 +147,7 @@ def test_a_crash_leaves_lines_that_agree_with_the_ledger(world: World, tmp_path:
     path = tmp_path / "m"
     arguments = (world.policy, world.corpus, world.root, path, step, save)
     program = textwrap.dedent(CRASH.format(root=str(ROOT)))
-    done = subprocess.run([sys.executable, "-c", program, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True)
+    done = ran(["-c", program, *map(str, arguments)], ROOT)
     assert done.returncode == 9, done.stderr
     before = [line["step"] for line in lines(path)]
     assert before == list(range(1, len(before) + 1)) and len(before) >= kept

@@ -19,8 +19,14 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(
+    ("run", "replace"),
+    [
+        pytest.param(run, replace, marks=[pytest.mark.slow] * (run == "wide losses" and replace))
+        for run in RUNS
+        for replace in (False, True)
+    ],
+)
 def test_every_delta_has_the_figure_that_it_has_alone(run, replace):
     found = accountants.epsilon_at_deltas(RUNS[run], DELTAS, replace=replace)
     for delta, value in zip(DELTAS, found, strict=True):

@@ -150,7 +150,7 @@ def test_a_unit_that_cannot_be_built_is_built_kernel_by_kernel(
 def test_a_kernel_of_another_form_is_built_alone(calls: list) -> None:
     one = '#include <torch/csrc/inductor/cpp_prefix.h>\nextern "C" void kernel(float* out)\n{\n    *out = 1.0f;\n}\n'
     other = one.replace("{\n", "{\n#define TWO 2.0f\n").replace("1.0f", "TWO")
-    with building.together():
+    with building.best_alone(), building.together():
         work = AsyncCompile()
         scope = {str(place): work.cpp_pybinding(["float*"], source) for place, source in enumerate((one, one, other))}
         work.wait(scope)
@@ -255,7 +255,7 @@ def test_a_default_that_torch_wrote_for_another_is_no_choice(tmp_path: Path, mon
 def test_no_header_is_read_that_was_compiled_before(calls: list, commands: list) -> None:
     """Torch keeps those in a directory of its own in TMPDIR."""
     one = '#include <torch/csrc/inductor/cpp_prefix.h>\n#define A 1\nextern "C" void kernel(float* out)\n{\n    *out = A;\n}\n'
-    with building.together():
+    with building.best_alone(), building.together():
         work = AsyncCompile()
         other = one.replace("#define A 1\n", "").replace("A", "2")
         scope = {name: work.cpp_pybinding(["float*"], source) for name, source in (("alone", one), ("unit", other))}

@@ -646,10 +646,9 @@ def test_graphs_are_kept_for_one_kind_of_processor(monkeypatch: pytest.MonkeyPat
 
 
 def test_another_process_finds_the_graphs_that_this_one_kept() -> None:
-    """Looks from two more processes: what torch says of a processor may name a place in memory."""
+    """Looks from a new process: what torch says of a processor may name a place in memory."""
     asked = [sys.executable, "-c", "from dptrain.routing import graphs; print(graphs._own_folder())"]
-    found = {subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip() for _ in range(2)}
-    assert found == {graphs._own_folder()}
+    assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip() == graphs._own_folder()
 
 
 def shares_of(monkeypatch: pytest.MonkeyPatch, verdict) -> list[int]:

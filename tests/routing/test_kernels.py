@@ -1,6 +1,7 @@
 """Kernels of our own beside float64: norms and narrow gradients, alone with their contribution, or those of libraries."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,25 @@ def unbuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     reductions.library.cache_clear()
 
 
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the compiler makes of the source, as it is kept; built once for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("built")))
+        reductions.library.cache_clear()
+        assert reductions.library() is not None
+        (kept,) = native.folder().iterdir()
+    reductions.library.cache_clear()
+    return kept
+
+
+@pytest.fixture
+def kept(file: Path, unbuilt: Path) -> Path:
+    """It was built and kept."""
+    (unbuilt / "dptrain").mkdir(mode=0o700)
+    return Path(shutil.copy2(file, unbuilt / "dptrain"))
+
+
 def sums(found: Any) -> torch.Tensor:
     a, b, _ = factors((3, 40, 100, 70))
     return norm_sq([Outer(a, b)])
@@ -152,11 +172,11 @@ def test_what_is_built_is_kept_and_loaded_again(unbuilt: Path, monkeypatch: pyte
 @needs_compiler
 @pytest.mark.parametrize("spoil", ["cut", "empty", "open to others", "a link"])
 def test_what_was_kept_and_is_not_what_was_built_is_built_anew(
-    spoil: str, unbuilt: Path, monkeypatch: pytest.MonkeyPatch
+    spoil: str, kept: Path, unbuilt: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert reductions.library() is not None
-    (kept,) = (unbuilt / "dptrain").iterdir()
-    whole = kept.read_bytes()
+    whole, built = kept.read_bytes(), []
+    monkeypatch.setattr(native, "_built", lambda *given: built.append(given) or whole)
+    assert reductions.library() is not None and not built, "what was kept is loaded"
     if spoil == "a link":
         kept.rename(unbuilt / "elsewhere.so")
         kept.symlink_to(unbuilt / "elsewhere.so")
@@ -164,8 +184,6 @@ def test_what_was_kept_and_is_not_what_was_built_is_built_anew(
         kept.chmod(0o666)
     else:
         kept.write_bytes(whole[: 4096 * (spoil == "cut")])
-    built, build = [], native._built
-    monkeypatch.setattr(native, "_built", lambda *given: built.append(given) or build(*given))
     reductions.library.cache_clear()
     assert reductions.library() is not None and built, "it was loaded"
 
@@ -183,7 +201,10 @@ def test_a_header_that_changed_is_compiled_anew(unbuilt: Path, tmp_path: Path, m
 
 
 @needs_compiler
-def test_a_directory_that_others_may_write_is_not_loaded_from(unbuilt: Path) -> None:
+def test_a_directory_that_others_may_write_is_not_loaded_from(
+    file: Path, unbuilt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "_built", lambda *_: file.read_bytes())
     folder = unbuilt / "dptrain"
     folder.mkdir()
     for open_to_all in (folder, unbuilt):
@@ -228,8 +249,9 @@ def test_what_a_compiler_built_to_flush_subnormal_numbers_is_not_used(
 
 
 @needs_compiler
-def test_another_compiler_of_the_same_version_builds_anew(unbuilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert reductions.library() is not None
+def test_another_compiler_of_the_same_version_builds_anew(
+    kept: Path, unbuilt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wrapper = unbuilt / "c++"
     wrapper.write_text('#!/bin/sh\nexec c++ "$@"\n')
     wrapper.chmod(0o700)

@@ -2,8 +2,6 @@
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +21,7 @@ from dptrain.engine.one_owner import corpus_name, owners_policy  # noqa: E402
 from dptrain.errors import ConfigError, ResumeRefused  # noqa: E402
 from ledger.accountants import epsilon  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
+from tests.worlds.programs import ran  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = {"target_epsilon": 8.0, "epochs": 2, "batch_size": 8, "delta": None, "clip_norm": 1.0, "corpus": "own"}
@@ -237,7 +236,7 @@ def test_quickstart_makes_a_program_that_trains_and_is_audited(tmp_path: Path, k
     data.write_text("".join(json.dumps({key: row[key] for key in keep}) + "\n" for row in RECORDS))
 
     def run(*arguments: str) -> str:
-        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT)
+        done = ran([*arguments], ROOT)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -27,6 +27,7 @@ from ledger.audit import verify_export
 from ledger.log import Ledger
 from tests.worlds.commands import run_command
 from tests.worlds.digits import Digits
+from tests.worlds.programs import ran
 
 TrainJson = Callable[..., tuple[int, dict]]
 
@@ -228,10 +229,7 @@ def test_one_corrupt_sequence_does_not_stop_the_others(digits_world: Digits, tra
 @pytest.mark.parametrize("program", [["-m", "dptrain", "train"], pytest.param(["-m", "dptrain.train"], marks=pytest.mark.slow)])
 def test_the_ways_to_start_a_run_report_alike(digits_world: Digits, program: list[str]) -> None:
     digits_world.change_run('policy = "policy.cose"', 'policy = "policy.toml"')
-    done = subprocess.run(
-        [sys.executable, *program, str(digits_world.run), "--json"], capture_output=True, text=True, timeout=120,
-        cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+    done = ran([*program, str(digits_world.run), "--json"], Path(__file__).parents[2])
     assert done.returncode == 1
     assert json.loads(done.stdout)["error"]["code"]
 
