@@ -15,10 +15,12 @@ LOADER = "dptrain/data/loader.py"
 ATTENTION = "dptrain/kernels/attention.py"
 ACTIVATIONS = "dptrain/kernels/activations.py"
 THREADS = "dptrain/noise/threads.py"
+CHECKSUMS = "dptrain/kernels/checksums.py"
 
 T_KERNELS = "tests/routing/test_kernels.py::"
 T_ATTENTION = "tests/kernels/test_attention_kernel.py::"
 T_THREADS = "tests/noise/test_normals_and_threads.py::"
+T_CHECKSUMS = "tests/kernels/test_checksum_kernel.py::"
 T_GELU = "tests/kernels/test_activation_kernel.py::"
 T_PAIRS = "tests/kernels/test_pairs_kernel.py::"
 T_PASSES = "tests/kernels/test_passes_of_a_run.py::"
@@ -74,6 +76,18 @@ COMPUTED = (
     Mutant(
         "nor those that form other norms of rows", KERNELS, " and _adds_rows(found, count) for", " for",
         T_KERNELS + "test_kernels_that_compute_something_else_are_not_used",
+    ),
+    Mutant(
+        "checksums count every byte behind the last word", CHECKSUMS, "if x.nbytes % 8 else", "if False else",
+        T_CHECKSUMS + "test_each_word_and_byte_counts",
+    ),
+    Mutant(
+        "memory that is not in one piece has its checksum by torch", CHECKSUMS, " or not x.is_contiguous()", "",
+        T_CHECKSUMS + "test_what_it_does_not_take_is_left_to_torch",
+    ),
+    Mutant(
+        "a kernel whose checksums are others is not used", CHECKSUMS, "[grid & _MASK, rest & _MASK]", "list(sums)",
+        T_CHECKSUMS + "test_a_kernel_that_computes_something_else_is_not_used",
     ),
     Mutant(
         "one tensor has the norm that it has as a row", KERNELS, "ctypes.byref(width), 1, 1", "ctypes.byref(width), 1, 0",
