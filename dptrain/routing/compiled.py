@@ -153,7 +153,8 @@ class CompiledLoss:
         router = self._router
         if router.probing or not router.armed or not torch.is_grad_enabled() or not self._covers(model, rows):
             return self._loss(model, rows)
-        state = state_of(self._model)
+        with router.aside():  # nobody's program asks for these
+            state = state_of(self._model)
         entry, padded = self._entry(model, rows, state)
         if entry.graph is not None and entry.due(sum(tensor.parameter._version for _, tensor in router.tensors)):
             self._compare(entry, model, padded, rows.contributions)
@@ -280,6 +281,12 @@ class CompiledLoss:
 
     def _key(self, model: nn.Module, rows: Microbatch, state: dict[str, torch.Tensor]) -> tuple[Hashable, Hashable]:
         """Everything that a graph takes for granted: sizes and settings, and Python state."""
+        with self._router.aside():  # attributes of tensors are asked for by nobody's program
+            return self._taken_for_granted(model, rows, state)
+
+    def _taken_for_granted(
+        self, model: nn.Module, rows: Microbatch, state: dict[str, torch.Tensor]
+    ) -> tuple[Hashable, Hashable]:
         device = next(self._model.parameters(), rows.weight).device.type
         kinds = tuple((name, value.shape, value.stride(), value.dtype, value.device) for name, value in state.items())
         inputs = tuple(

@@ -57,8 +57,9 @@ def _compiled(module: nn.Module) -> bool:
 
 def couplings(model: nn.Module) -> Iterator[tuple[str, str]]:
     """(code, sentence) of every coupling channel that can be seen without running the model."""
-    held = held_states(model)
-    for name, module in model.named_modules():
+    modules = list(model.named_modules())
+    held = held_states([module for _, module in modules])
+    for name, module in modules:
         kind = type(module).__name__
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             yield (
@@ -110,7 +111,7 @@ def couplings(model: nn.Module) -> Iterator[tuple[str, str]]:
                     "SPECTRAL_NORM",
                     f"{name!r} carries spectral_norm, whose power iteration changes in forward; remove it or use eval()",
                 )
-    clips = [one for one in clipped_in_place(model) if not one[1].is_meta]
+    clips = [one for one in clipped_in_place(modules) if not one[1].is_meta]
     beyond = [~(local(weight).detach().abs() <= bound).all().to(clips[0][1].device) for _, weight, bound in clips]
     for (name, _, bound), outside in zip(clips, torch.stack(beyond).tolist() if beyond else (), strict=True):
         if outside:

@@ -174,19 +174,20 @@ class Kept:
         """Finds the tensors as they are now: after a change of the model that was meant, and before a step."""
         self.rest()
         self._names, self._alive = {}, []
-        for name, tensor in kept_tensors(self._model):
+        found = list(kept_tensors(self._model))
+        for name, tensor in found:
             storage = _storage(tensor)
             if storage is not None and storage._cdata not in self._names:
                 self._names[storage._cdata] = name
                 self._alive.append(StorageWeakRef(storage))
         self._clips = {}
-        for _, weight, bound in clipped_in_place(self._model):
+        for _, weight, bound in clipped_in_place(self._model.named_modules()):
             storage = _storage(weight)
             if storage is not None and storage.nbytes() == local(weight).nbytes:
                 self._clips[storage._cdata] = bound
         if self._unchanged and not _get_current_dispatch_mode_stack():  # else a microbatch is under way
             self._unchanged = False
-            self._take_others(self._others)
+            self._take_others(self._others, found)
 
     def clips_nothing(self, func: Any, args: tuple, kwargs: dict) -> bool:
         """Tell if an operation clips a weight to the bounds of its listed class.
@@ -255,7 +256,7 @@ class Kept:
         self.look()
         self._sealed = dict(self._untrained())
         self._sums = checksums(list(self._sealed.values()))
-        self._take_others(None)
+        self._take_others(None, kept_tensors(self._model))
 
     def changed(self) -> bool:
         """Tell if a tensor that is not trained is new, changed, or no longer the model's; ``written`` names it.
@@ -280,9 +281,9 @@ class Kept:
                 if id(tensor) not in self._trained and not tensor.is_meta:
                     yield name, tensor
 
-    def _take_others(self, among: Mapping[int, object] | None) -> None:
+    def _take_others(self, among: Mapping[int, object] | None, found: Iterable[Named]) -> None:
         """Takes the checksums of the tensors that are neither parameters nor buffers; of ``among`` alone, if given."""
-        held = {place: each for place, (_, each) in self._other_memory().items() if among is None or place in among}
+        held = {place: each for place, (_, each) in self._other_memory(found).items() if among is None or place in among}
         sums = checksums(list(held.values())).tolist()
         self._others = {
             place: (StorageWeakRef(each.untyped_storage()), own) for (place, each), own in zip(held.items(), sums, strict=True)
@@ -294,11 +295,14 @@ class Kept:
         One that is no longer there does not count, nor does a new one: what a module notes of its last call is its own, unless
         a later call reads it.
         """
-        held = [(*each, self._others[place][1]) for place, each in self._other_memory().items() if place in self._others]
+        if not self._others:
+            return []
+        now = self._other_memory(kept_tensors(self._model)).items()
+        held = [(*each, self._others[place][1]) for place, each in now if place in self._others]
         sums = checksums([each for _, each, _ in held]).tolist()
-        return [name for (name, _, before), now in zip(held, sums, strict=True) if now != before]
+        return [name for (name, _, before), after in zip(held, sums, strict=True) if after != before]
 
-    def _other_memory(self) -> dict[int, Named]:
+    def _other_memory(self, kept: Iterable[Named]) -> dict[int, Named]:
         """Names and bytes of all memory that tensors of the model have, but for what is trained and what `_untrained` gives."""
         known = set()
         for tensor in (*self._model.parameters(), *self._model.buffers()):
@@ -306,7 +310,7 @@ class Kept:
             if storage is not None and (id(tensor) in self._trained or tensor.nbytes == storage.nbytes()):
                 known.add(storage._cdata)
         found = {}
-        for name, tensor in kept_tensors(self._model):
+        for name, tensor in kept:
             storage = _storage(tensor)
             if storage is not None and storage._cdata not in known and _readable(storage):
                 known.add(storage._cdata)
@@ -323,9 +327,9 @@ def given_back(result: Any, places: Mapping[int, torch.Tensor]) -> Any:
     return result
 
 
-def clipped_in_place(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, float]]:
+def clipped_in_place(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, torch.Tensor, float]]:
     """Weights that forwards of listed classes clip in place, by name, with the bound: those of modules that train."""
-    for path, module in model.named_modules():
+    for path, module in modules:
         kind = type(module)
         if module.training and kind.__name__ in CLIPPED and kind.__module__.startswith("transformers."):
             key, option = CLIPPED[kind.__name__]

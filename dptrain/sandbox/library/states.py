@@ -7,6 +7,7 @@ another version or a user's own, is refused by :func:`dptrain.routing.couplings.
 """
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -112,9 +113,9 @@ def knows(module: nn.Module) -> bool:
     )
 
 
-def held_states(model: nn.Module) -> set[int]:
-    """Lists the modules, by identity, of which a block that is known uses the state, or that are such a block."""
-    blocks = [module for module in model.modules() if type(module).__name__ != RUNS and knows(module)]
+def held_states(modules: Iterable[nn.Module]) -> set[int]:
+    """Lists the modules of a model, by identity, of which a block that is known uses the state, or that are such a block."""
+    blocks = [module for module in modules if type(module).__name__ != RUNS and knows(module)]
     return {id(own) for block in blocks for own in (block, getattr(block, "rg_lru", None))}
 
 
