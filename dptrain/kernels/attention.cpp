@@ -5,13 +5,14 @@
 // where it lies. A product is added up in registers, TALL rows by up to WIDE columns.
 
 #include <cmath>
+#include <initializer_list>
 #include <cstring>
 
 #include "lanes.h"
 
 namespace {
 
-constexpr int QUERIES = 8 * TALL;
+constexpr int QUERIES = 4 * TALL;
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 
 inline long least(long a, long b) { return a < b ? a : b; }
@@ -128,6 +129,12 @@ inline Head head(float* at, const long* lay, long n, long h) {
     return {at ? at + n * lay[0] + h * lay[1] : nullptr, lay[2], lay[3]};
 }
 
+// Has the cache fetch position i of a head to come, from where positions lie far apart and nothing else would foresee it.
+template <int WRITTEN = 0> inline void fetch(const Head& x, long i, long positions, long d) {
+    if (x.at && i < positions)
+        for (long c = 0; c < d; c += LANES) __builtin_prefetch(x.of(i) + c, WRITTEN, 2);
+}
+
 // How many scores of query i count, and up to where what stands in its line is read.
 inline long limit_of(const Sizes& s, long i) { return s.causal ? least(s.keys, i + 1) : s.keys; }
 inline long end_of(const Sizes& s, long i) { return s.causal ? least(up(s.keys), up(i / TALL * TALL + TALL)) : up(s.keys); }
@@ -228,8 +235,10 @@ extern "C" void dptrain_attention(float* const* at, const long* lay, const long*
     const long wide = up(s.keys), d = s.d;
     float *panels = room, *lines = panels + wide * d, *values = lines + QUERIES * wide;
     for (long one = first; one < first + many; ++one) {
-        Head part[6];
+        Head part[6], next[3]{};
         for (int each = 0; each < 6; ++each) part[each] = head(at[each], lay + 4 * each, one / s.heads, one % s.heads);
+        for (int each = 0; each < 3 && one + 1 < first + many; ++each)
+            next[each] = head(at[each], lay + 4 * each, (one + 1) / s.heads, (one + 1) % s.heads);
         const auto [q, k, v, mask, out, logs] = part;
         long v_row = v.row;
         const float* value = beside(v.at, v_row, s.keys, d, values);
@@ -239,6 +248,7 @@ extern "C" void dptrain_attention(float* const* at, const long* lay, const long*
             scores(q.of(start), q.row, rows, panels, d, keys, start, s.causal, lines, wide);
             float over[QUERIES];
             for (long i = 0; i < rows; ++i) {
+                for (int each = 0; each < 3; ++each) fetch(next[each], start + i, each ? s.keys : s.queries, d);
                 float most, sum;
                 weigh(lines + i * wide, mask.at ? mask.of(start + i) : nullptr, mask.step, scale, limit_of(s, start + i),
                       end_of(s, start + i), most, sum);
@@ -260,8 +270,10 @@ extern "C" void dptrain_attention_backward(float* const* at, const long* lay, co
     float *key_panels = room, *value_panels = key_panels + wide * d, *lines = value_panels + wide * d, *slopes = lines + QUERIES * wide;
     float *keys_beside = slopes + QUERIES * wide, *queries_beside = keys_beside + wide * d, *grads_beside = queries_beside + s.queries * d;
     for (long one = first; one < first + many; ++one) {
-        Head part[10];
+        Head part[10], next[10]{};
         for (int each = 0; each < 10; ++each) part[each] = head(at[each], lay + 4 * each, one / s.heads, one % s.heads);
+        for (int each = 0; each < 10 && one + 1 < first + many; ++each)
+            next[each] = head(at[each], lay + 4 * each, (one + 1) / s.heads, (one + 1) % s.heads);
         const auto [q, k, v, mask, out, logs, grad, dq, dk, dv] = part;
         long q_row = q.row, k_row = k.row, g_row = grad.row;
         const float* query = beside(q.at, q_row, s.queries, d, queries_beside);
@@ -275,6 +287,10 @@ extern "C" void dptrain_attention_backward(float* const* at, const long* lay, co
             scores(query + start * q_row, q_row, rows, key_panels, d, keys, start, s.causal, lines, wide);
             scores(g + start * g_row, g_row, rows, value_panels, d, keys, start, s.causal, slopes, wide);
             for (long i = 0; i < rows; ++i) {
+                for (int each : {0, 4, 6}) fetch(next[each], start + i, s.queries, d);
+                for (int each : {1, 2}) fetch(next[each], start + i, s.keys, d);
+                fetch<1>(next[7], start + i, s.queries, d);
+                for (int each : {8, 9}) fetch<1>(next[each], start + i, s.keys, d);
                 Lane both{};
                 for (long c = 0; c < d; c += LANES) both += load(g + (start + i) * g_row + c) * load(out.of(start + i) + c);
                 weigh_back(lines + i * wide, slopes + i * wide, mask.at ? mask.of(start + i) : nullptr, mask.step, scale,
