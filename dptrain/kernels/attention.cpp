@@ -5,8 +5,8 @@
 // where it lies. A product is added up in registers, TALL rows by up to WIDE columns.
 
 #include <cmath>
-#include <initializer_list>
 #include <cstring>
+#include <initializer_list>
 
 #include "lanes.h"
 
