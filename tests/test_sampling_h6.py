@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
@@ -15,7 +17,6 @@ pytest.importorskip("torch")
 
 from dptrain.data.sampling import PoissonSampler  # noqa: E402
 from dptrain.noise.keystream import KeyStream  # noqa: E402
-from tests.worlds.programs import ran  # noqa: E402
 
 ALARM = 5.7e-7
 """p-value of five standard errors."""
@@ -177,7 +178,10 @@ print(json.dumps(draws))
 
 
 def test_two_processes_with_seeds_of_their_own_make_the_same_draws_without_a_word() -> None:
-    found = [json.loads(ran(["-c", RANK, str(seed)], Path(__file__).parents[1]).stdout) for seed in (7, 8)]
+    command = [sys.executable, "-c", RANK]
+    root = Path(__file__).parents[1]
+    ranks = [subprocess.Popen([*command, str(seed)], stdout=subprocess.PIPE, cwd=root) for seed in (7, 8)]
+    found = [json.loads(process.communicate(timeout=120)[0]) for process in ranks]
     assert found[0] == found[1]
     assert max(Counter(slot for drawn in found[0] for slot in drawn).values()) == 3, "caps hold in both alike"
 

@@ -27,10 +27,13 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def takes(x: torch.Tensor) -> bool:
     """Tells whether :func:`checksums` serves a tensor: its bytes lie in one piece of the processor's memory."""
-    if type(x) not in _PLAIN or x.device.type != "cpu" or x.layout != torch.strided or not x.is_contiguous():
+    if type(x) not in _PLAIN or x.device.type != "cpu" or x.layout != torch.strided or x.is_nested or not x.is_contiguous():
         return False
-    held = bool(x.data_ptr() or not x.numel())
-    return held and not (x.is_conj() or x.is_neg() or x.is_quantized) and library() is not None
+    if x.is_conj() or x.is_neg() or x.is_quantized or torch._C._is_cow_tensor(x):  # asked for its place, that would be copied
+        return False
+    end = x.storage_offset() * x.itemsize + x.nbytes
+    held = end <= x.untyped_storage().nbytes() and bool(x.data_ptr() or not x.numel())
+    return held and library() is not None
 
 
 def checksums(tensors: Sequence[torch.Tensor]) -> list[int]:

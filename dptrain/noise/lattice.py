@@ -171,6 +171,12 @@ class LatticeGaussian(OnHost):
         self._transforms: Idle[BoxMuller] = Idle(BoxMuller)
         self._roundings: Idle[RoundedNormals] = Idle(partial(RoundedNormals, LATTICE_BITS))
 
+    def destroy(self) -> None:
+        """Forgets the key, and the buffers that hold noise."""
+        super().destroy()
+        self._transforms.clear()
+        self._roundings.clear()
+
     def normals(self, step: int, lane: int, offset: int, count: int, stream: Blocks | None = None) -> torch.Tensor:
         """Returns standard normals (float64, shape (count,)) of coordinates [offset, offset + count); ``offset`` must be even.
 

@@ -11,13 +11,14 @@ than OpenMP, a pool of this process serves.
 
 import ctypes
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from threading import Barrier, Lock
+from threading import Barrier, Lock, get_ident
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -57,7 +58,7 @@ class Threads:
             elif share is None:
                 self._by_pool(work, pieces, most - 1)
             else:  # all threads of torch enter, whoever works: a team of another size would be made anew
-                _by_team(partial(share, threads, most), work, pieces)
+                _by_team(partial(share, threads, most), work, pieces, threads)
 
     def _by_pool(self, work: Callable[[int], None], pieces: range, helpers: int) -> None:
         """Shares pieces with threads of a pool of this process."""
@@ -151,26 +152,53 @@ class Idle(Generic[Made]):
         finally:
             self._idle.append(found)
 
+    def clear(self) -> None:
+        """Lets go of all that is idle."""
+        self._idle.clear()
 
-def _by_team(share: Callable[[int, Any], None], work: Callable[[int], None], pieces: range) -> None:
-    """Shares pieces with the threads of torch.
+
+def _by_team(share: Callable[[int, Any], None], work: Callable[[int], None], pieces: range, threads: int) -> None:
+    """Shares pieces with the ``threads`` threads of torch.
+
+    MKL keeps for every thread on how many it computes, and a thread of torch has what torch told it when it was first met; with
+    more than one it would round otherwise than the caller. So each computes on one for the time of a piece.
 
     Raises:
         KeyboardInterrupt: a piece was begun and never ended, as an interrupt came where nobody can catch one.
     """
     failures: list[BaseException] = []
     done: list[int] = []
+    caller, before = get_ident(), sys.unraisablehook
 
     def one(number: int) -> None:
-        if failures:
-            return  # where one failed, nobody begins another piece
         try:
-            work(pieces[number])
+            if failures:
+                return  # where one failed, nobody begins another piece
+            if get_ident() == caller:
+                work(pieces[number])
+            else:
+                torch.set_num_threads(1)
+                try:
+                    work(pieces[number])
+                finally:
+                    torch.set_num_threads(threads)
             done.append(number)
         except BaseException as failure:  # none gets past a function that C calls
             failures.append(failure)
 
-    share(len(pieces), _One(one))
+    def lost(told: Any) -> None:
+        """Takes what a signal handler raised before `one` had begun."""
+        if told.object is one and told.exc_value is not None:
+            failures.append(told.exc_value)
+        else:
+            before(told)
+
+    sys.unraisablehook = lost
+    try:
+        share(len(pieces), _One(one))
+    finally:
+        if sys.unraisablehook is lost:
+            sys.unraisablehook = before
     if failures:
         raise failures[0]
     if len(done) != len(pieces):

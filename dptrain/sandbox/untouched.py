@@ -39,9 +39,9 @@ def checksums(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         taken = [kernel.takes(tensor) for tensor in lying]
         found = iter(kernel.checksums([tensor for tensor, takes in zip(lying, taken, strict=True) if takes]))
         if all(taken):
-            return torch.tensor(list(found), dtype=torch.int64)
+            return torch.tensor(list(found), dtype=torch.int64, device="cpu")
         sums = [
-            torch.tensor(next(found), dtype=torch.int64) if takes else _checksum(tensor)
+            torch.tensor(next(found), dtype=torch.int64, device="cpu") if takes else _checksum(tensor)
             for tensor, takes in zip(lying, taken, strict=True)
         ]
         return torch.stack([one.to(lying[0].device) for one in sums])

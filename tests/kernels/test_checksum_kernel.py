@@ -55,8 +55,19 @@ def test_what_it_does_not_take_is_left_to_torch() -> None:
     plain = torch.arange(64.0).view(8, 8)
     others = [plain.t(), plain[:, 1:], torch.view_as_complex(plain.view(32, 2)).conj(), torch.zeros(4).to_sparse()]
     assert not any(kernel.takes(one) for one in others) and kernel.takes(plain)
+    shared = torch._lazy_clone(plain)
+    assert not kernel.takes(shared) and torch._C._is_cow_tensor(shared), "asked for its place, it would have been copied"
+    gone = torch.zeros(1000)[500:]
+    gone.untyped_storage().resize_(0)
+    assert not kernel.takes(gone), "there is no memory behind it"
     found = untouched.checksums([plain, plain.t(), plain])
     assert found.tolist() == [int(untouched._checksum(one)) for one in (plain, plain.t(), plain)]
+
+
+def test_sums_lie_on_the_processor_whatever_the_device_of_new_tensors_is() -> None:
+    plain = torch.arange(64.0).view(8, 8)
+    with torch.device("meta"):
+        assert untouched.checksums([plain]).device.type == untouched.checksums([plain, plain.t()]).device.type == "cpu"
 
 
 def test_a_kernel_that_computes_something_else_is_not_used() -> None:

@@ -50,6 +50,14 @@ COMPUTED = (
         T_THREADS + "test_work_is_shared_among_threads_that_torch_has_already",
     ),
     Mutant(
+        "a thread of torch computes on one thread inside a piece", THREADS, "                torch.set_num_threads(1)\n", "",
+        T_THREADS + "test_products_round_alike_in_every_thread",
+    ),
+    Mutant(
+        "what a signal handler raised is not forgotten", THREADS, "    sys.unraisablehook = lost\n", "",
+        T_THREADS + "test_what_a_signal_handler_raises_is_raised_wherever_it_came",
+    ),
+    Mutant(
         "what is at work serves nobody else", THREADS, "found = self._idle.pop()", "found = self._idle[-1]",
         T_THREADS + "test_what_is_idle_serves_again_and_what_is_at_work_serves_nobody_else",
     ),

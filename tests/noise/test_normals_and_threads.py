@@ -2,6 +2,8 @@
 
 import math
 import os
+import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -223,6 +225,57 @@ def test_a_piece_that_an_interrupt_took_is_not_passed_over(monkeypatch: pytest.M
     assert torch.get_num_threads() == 2
 
 
+def test_products_round_alike_in_every_thread(form: str) -> None:
+    """A thread of torch that shared a product before would compute on several threads inside, by another algorithm of MKL."""
+    x, y = torch.randn(17, 1000), torch.randn(1000, 333)
+    torch.set_num_threads(1)
+    alone = x @ y
+    torch.set_num_threads(2)
+    for _ in range(3):
+        layers = torch.nn.Sequential(torch.nn.Linear(64, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 64))
+        layers(torch.randn(16, 100, 64)).sum().backward()
+    meet, found = threading.Barrier(2), []
+
+    def work(piece: int) -> None:
+        if piece < 2:
+            meet.wait(30)  # so that both threads have pieces
+        found.append((threading.get_ident(), torch.equal(x @ y, alone)))
+
+    threads = Threads(2)
+    threads.each(work, range(40))
+    threads.close()
+    assert len({thread for thread, _ in found}) == 2 and all(same for _, same in found)
+
+
+def test_what_a_signal_handler_raises_is_raised_wherever_it_came(form: str) -> None:
+    """Also where a thread enters the interpreter, and the error would be told and forgotten."""
+
+    class Preempted(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Preempted
+
+    torch.set_num_threads(2)
+    threads, raised, before = Threads(2), [], signal.signal(signal.SIGALRM, stop)
+    hook = sys.unraisablehook
+    try:
+        for turn in range(40):
+            signal.setitimer(signal.ITIMER_REAL, 2e-3 + turn % 37 * 1e-4)
+            try:
+                for _ in range(200):
+                    threads.each(lambda _: None, range(2000))
+            except BaseException as error:
+                raised.append(type(error))
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            assert torch.get_num_threads() == 2
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        threads.close()
+    assert raised == [Preempted] * 40 and sys.unraisablehook is hook
+
+
 def test_an_interrupt_in_a_piece_is_raised_by_the_caller(form: str) -> None:
     torch.set_num_threads(2)
 
@@ -257,3 +310,6 @@ def test_what_is_idle_serves_again_and_what_is_at_work_serves_nobody_else() -> N
         raise ZeroDivisionError
     with idle.one() as first, idle.one() as second:
         assert first is not second and len(made) == 2
+    idle.clear()
+    with idle.one():
+        assert len(made) == 3
