@@ -104,8 +104,8 @@ def _alone(ready: Barrier) -> None:
 def _one_each() -> Iterator[None]:
     """Lets torch work on one thread inside; afterwards on as many as before, with which threads to come begin too."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
     try:
+        torch.set_num_threads(1)
         yield
     finally:
         torch.set_num_threads(before)

@@ -2,10 +2,11 @@
 
 import math
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -247,33 +248,37 @@ def test_products_round_alike_in_every_thread(form: str) -> None:
     assert len({thread for thread, _ in found}) == 2 and all(same for _, same in found)
 
 
-def test_what_a_signal_handler_raises_is_raised_wherever_it_came(form: str) -> None:
-    """Also where a thread enters the interpreter, and the error would be told and forgotten."""
+def test_what_a_signal_handler_raises_is_raised_wherever_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a thread enters the interpreter, and the error would be told and forgotten; those of others are told as ever."""
 
     class Preempted(Exception):
         pass
 
-    def stop(*_: object) -> None:
-        raise Preempted
+    def share(threads: int, most: int, pieces: int, one: Callable[[int], None]) -> None:
+        one(0)
+        sys.unraisablehook(SimpleNamespace(object=one, exc_value=Preempted()))
+        sys.unraisablehook(SimpleNamespace(object=share, exc_value=ArithmeticError()))
+        one(1)
 
+    told: list[Any] = []
+    done: list[int] = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    monkeypatch.setattr(sharing, "_One", lambda one: one)
+    monkeypatch.setattr(sharing, "team", lambda: share)
     torch.set_num_threads(2)
-    threads, raised, before = Threads(2), [], signal.signal(signal.SIGALRM, stop)
-    hook = sys.unraisablehook
-    try:
-        for turn in range(40):
-            signal.setitimer(signal.ITIMER_REAL, 2e-3 + turn % 37 * 1e-4)
-            try:
-                for _ in range(200):
-                    threads.each(lambda _: None, range(2000))
-            except BaseException as error:
-                raised.append(type(error))
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            assert torch.get_num_threads() == 2
-    finally:
-        signal.signal(signal.SIGALRM, before)
-        threads.close()
-    assert raised == [Preempted] * 40 and sys.unraisablehook is hook
+    with pytest.raises(Preempted):
+        Threads(2).each(done.append, range(3))
+    assert done == [0] and [one.object for one in told] == [share] and torch.get_num_threads() == 2
+
+
+def test_ctypes_tells_what_came_out_of_a_function_that_c_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one(_: int) -> None:
+        raise ArithmeticError
+
+    told: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    sharing._One(one)(0)
+    assert [(each.object, type(each.exc_value)) for each in told] == [(one, ArithmeticError)]
 
 
 def test_an_interrupt_in_a_piece_is_raised_by_the_caller(form: str) -> None:
