@@ -4,7 +4,7 @@
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -24,12 +24,15 @@ _PIECE = SIDE * SIDE
 _MASK = (1 << 64) - 1
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
+_shared: Final[Callable[[torch.Tensor], bool]] = getattr(torch._C, "_is_cow_tensor", lambda _: False)
+"""Tells whether memory is shared until somebody writes it: asked for its place, it would be copied. Internal to torch."""
+
 
 def takes(x: torch.Tensor) -> bool:
     """Tells whether :func:`checksums` serves a tensor: its bytes lie in one piece of the processor's memory."""
     if type(x) not in _PLAIN or x.device.type != "cpu" or x.layout != torch.strided or x.is_nested or not x.is_contiguous():
         return False
-    if x.is_conj() or x.is_neg() or x.is_quantized or torch._C._is_cow_tensor(x):  # asked for its place, that would be copied
+    if x.is_conj() or x.is_neg() or x.is_quantized or _shared(x):
         return False
     end = x.storage_offset() * x.itemsize + x.nbytes
     held = end <= x.untyped_storage().nbytes() and bool(x.data_ptr() or not x.numel())

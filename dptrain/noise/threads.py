@@ -94,7 +94,7 @@ def _alone(ready: Barrier) -> None:
     """Makes this a thread that shares no work with threads of its own.
 
     Those would stay for good, and OpenMP lets threads wait by sleeping, not spinning, once there are more of them than cores:
-    every later small product of the caller would pay for waking one (0.6 s in a step of 5 s, docs/performance.md).
+    every later small product of the caller would pay for waking one (0.6 s in a step of 5 s).
     """
     torch.set_num_threads(1)
     ready.wait()

@@ -31,7 +31,7 @@ def _threads_as_before() -> Iterator[None]:
 
 @pytest.fixture(params=["team", "pool"])
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which threads share the work: torch's own, or those of a pool, as where there is no compiler."""
+    """Has torch's own threads share the work, or those of a pool, as where there is no compiler."""
     if request.param == "pool":
         monkeypatch.setattr(sharing, "team", lambda: None)
     elif sharing.team() is None:

@@ -125,7 +125,7 @@ def unbuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the compiler makes of the source, as it is kept; built once for all tests."""
+    """Builds the source once for all tests, and gives the file that is kept of it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("built")))
         reductions.library.cache_clear()
@@ -137,7 +137,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def kept(file: Path, unbuilt: Path) -> Path:
-    """It was built and kept."""
+    """Puts a file that was built where it is kept."""
     (unbuilt / "dptrain").mkdir(mode=0o700)
     return Path(shutil.copy2(file, unbuilt / "dptrain"))
 
