@@ -143,7 +143,8 @@ def test_inputs_measured_here_stand_on_the_page_that_they_name() -> None:
     row = next(line for line in performance.splitlines() if line.startswith("| noise |"))
     assert f"**{ASSUMED.noise * 1e9:.1f}** of wall time on two threads" in row
     assert f"cost {ASSUMED.window * 1e3:.1f} ms per window of {ASSUMED.steps} steps on SQLite" in performance
-    assert f"| `bert_full`, 0 | compiled | {ASSUMED.cpu_ratio} " in performance
+    told = next(line.split(" | ") for line in performance.splitlines() if line.startswith("| `bert_full` | "))
+    assert told[2].startswith(f"{ASSUMED.cpu_ratio} (")
     assert f"({0.39} ms)" in PAGE and ASSUMED.hop == pytest.approx(0.39e-3, rel=0.05)
 
 
