@@ -217,8 +217,10 @@ class FastSums(Sums):
     def norms_sq(self, pieces: Pieces, contributions: int) -> torch.Tensor:
         """Squared gradient norm per contribution and block, float64 (N, G); non-finite rows are zeroed where they lie."""
         table = torch.zeros(contributions, len(self._stds), dtype=torch.float64)
-        for index, square in self.squares(pieces).items():
-            table[:, self._tensors[index][0]] += square
+        found = self.squares(pieces)
+        if found:
+            blocks = torch.tensor([self._tensors[index][0] for index in found], device=table.device)
+            table.index_add_(1, blocks, torch.stack(list(found.values()), dim=1))
         return table
 
     def squares(self, pieces: Pieces) -> dict[int, torch.Tensor]:
@@ -229,12 +231,15 @@ class FastSums(Sums):
             for index, found in pieces.items():
                 pieces[index] = merge(found, self._tensors[index][1].shape)
             squares = norms_sq(list(pieces.values()))
-        found_squares = dict(zip(pieces, _on_host(squares), strict=True))
-        for index, square in found_squares.items():
-            bad = ~torch.isfinite(square)
-            if bad.any():
-                zero_rows(pieces[index], bad)
-        return found_squares
+        if not squares:
+            return {}
+        found = _on_host(squares)
+        bad = ~torch.isfinite(found)
+        if bad.any():
+            for index, rows in zip(pieces, bad, strict=True):
+                if rows.any():
+                    zero_rows(pieces[index], rows)
+        return dict(zip(pieces, found, strict=True))
 
     def margins(self, bounds: Bounds) -> torch.Tensor:
         """Relative shrink of each contribution's bounds, float64 (N,): float rounding, and its own share of that of sums.
@@ -330,11 +335,11 @@ class FastSums(Sums):
         return super()._sum_of(index)
 
 
-def _on_host(squares: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The same numbers on the CPU, in one transfer: each would wait for a device to finish what it was told so far."""
+def _on_host(squares: list[torch.Tensor]) -> torch.Tensor:
+    """The same numbers on the CPU, a row each, in one transfer: each would wait for a device to finish what it was told."""
     if len({square.device for square in squares}) == 1:
-        return torch.stack(squares).cpu().unbind()
-    return [square.cpu() for square in squares]
+        return torch.stack(squares).cpu()
+    return torch.stack([square.cpu() for square in squares])
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[object]:

@@ -13,6 +13,7 @@ Bu et al. (arXiv:2210.00038) for book-keeping, one backward pass and a weighted 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -123,7 +124,7 @@ class Outer(Form):
 
     def norm_sq(self) -> torch.Tensor:
         found = _grams(self)
-        return _not_negative(found.square) + _slack(self, found)
+        return _not_negative(found.square) + _slack([self], found)
 
     def add_weighted(self, weight_N: torch.Tensor, total: torch.Tensor) -> None:
         part = matmul.weighted_outer(self.a_NTD, self.b_NTP, weight_N)
@@ -266,7 +267,7 @@ def norm_sq(pieces: list[Piece]) -> torch.Tensor:
     found = _grams(head)
     square = _not_negative(found.square) + table.norm_sq() + _cross(head, table)
     wider = replace(found, reach=found.reach + _lengths(table.b_NTD).sum(1))
-    return _not_negative(square) + _slack(head, wider, table.b_NTD.shape[1])
+    return _not_negative(square) + _slack([head], wider, table.b_NTD.shape[1])
 
 
 def add_weighted(pieces: list[Piece], weight_N: torch.Tensor, total: torch.Tensor) -> None:
@@ -286,28 +287,28 @@ def norms_sq(merged: Sequence[list[Piece]]) -> list[torch.Tensor]:
     if together:
         squares = reductions.row_squares(list(together.values()))
         found = dict(zip(together, matmul.held_rows(squares, list(together.values())), strict=True))
-    alike: dict[tuple[object, ...], list[int]] = {}
-    for place, pieces in enumerate(merged):
-        if len(pieces) == 1 and isinstance(pieces[0], Outer) and pieces[0].a_NTD.shape[1] > 1:
-            a = pieces[0].a_NTD
-            if type(a) is not torch.Tensor or a.device.type != "cpu":  # no kernel serves it
-                continue
-            alike.setdefault((a.data_ptr(), a.shape, a.stride(), a.dtype, a.device), []).append(place)
-    for places in alike.values():
-        if len(places) > 1:  # queries, keys and values are made of the same
-            found.update(zip(places, _norms_beside([merged[place][0] for place in places]), strict=False))
+    found.update(_norms_together(merged))
     return [found[place] if place in found else norm_sq(pieces) for place, pieces in enumerate(merged)]
 
 
-def _norms_beside(pieces: Sequence[Piece]) -> list[torch.Tensor]:
-    """Takes the norms of outer products of the same a; none where no kernel serves all."""
-    outers = [piece for piece in pieces if isinstance(piece, Outer)]
-    a = outers[0].a_NTD
-    found = reductions.grams_beside(a, [piece.b_NTP for piece in outers])
-    if found is None:
-        return []
-    held = [matmul.held_grams(one, a, piece.b_NTP) for one, piece in zip(found, outers, strict=True)]
-    return [_not_negative(one.square) + _slack(piece, one) for one, piece in zip(held, outers, strict=True)]
+def _norms_together(merged: Sequence[list[Piece]]) -> dict[int, torch.Tensor]:
+    """Takes the norms of outer products in one call of a kernel, by their places; of those that it serves as they lie."""
+    alike: dict[tuple[object, ...], list[int]] = {}
+    outers = {}
+    for place, pieces in enumerate(merged):
+        (piece,) = pieces if len(pieces) == 1 else (None,)
+        if isinstance(piece, Outer) and piece.a_NTD.shape[1] > 1 and reductions.lie(piece.a_NTD, piece.b_NTP):
+            a = piece.a_NTD
+            alike.setdefault((a.data_ptr(), a.shape, a.stride()), []).append(place)  # queries, keys and values are made of one
+            outers[place] = piece
+    if not outers:
+        return {}
+    groups = [(outers[places[0]].a_NTD, [outers[at].b_NTP for at in places]) for places in alike.values()]
+    together = reductions.grams_of(groups)
+    ordered = {place: outers[place] for places in alike.values() for place in places}
+    matmul.held_together(together, [(piece.a_NTD, piece.b_NTP) for piece in ordered.values()])
+    found = _not_negative(together.square) + _slack(list(ordered.values()), together)
+    return dict(zip(ordered, found, strict=True))
 
 
 def add_all_weighted(parts: Sequence[tuple[list[Piece], torch.Tensor, torch.Tensor]]) -> None:
@@ -431,8 +432,8 @@ def _grams(piece: Outer) -> Grams:
     return matmul.held_grams(Grams(matmul.gram_product_sums(a, b, _GRAM_ELEMENTS), reach, a_NT.sum(1), b_NT.sum(1)), a, b)
 
 
-def _slack(piece: Outer, found: Grams, others: int = 0) -> torch.Tensor:
-    """Bound on the rounding of a squared norm from Gram matrices, whatever the values and the order of additions.
+def _slack(pieces: Sequence[Outer], found: Grams, others: int = 0) -> torch.Tensor:
+    """Bound on the rounding of squared norms from Gram matrices, whatever the values and the order of additions.
 
     A float32 dot product of k roundings is off by at most k u / (1 - k u) times the sum of its absolute terms (Higham 2002,
     section 3.1), so a product of two Gram entries by (k_D + k_P + 1) u |a_t||a_s||b_t||b_s| and a little more, and the squared
@@ -440,13 +441,23 @@ def _slack(piece: Outer, found: Grams, others: int = 0) -> torch.Tensor:
     :data:`matmul.RUN` terms one after the other, and a contribution can be built for which each is lost, so a bound that
     expects errors to cancel would not hold. What underflows is lost on top: at most the smallest normal number per product, so
     that tiny inputs cannot hide behind a large output gradient.
+
+    Args:
+        pieces: those of the rows of ``found``, which is on the CPU, or the one whose numbers it has.
     """
-    t, d, p = piece.a_NTD.shape[1], piece.a_NTD.shape[2], piece.b_NTP.shape[2]
-    numbers = torch.finfo(piece.a_NTD.dtype)
+    sizes = [(*piece.a_NTD.shape[1:], piece.b_NTP.shape[2]) for piece in pieces]
+    numbers = torch.finfo(pieces[0].a_NTD.dtype)
+    factors = []
+    for t, d, p in sizes:
+        roundings = sum(max(matmul.gram_terms(width), reductions.terms(width)) for width in (d, p)) + 4
+        factors.append(1.01 * (roundings * (numbers.eps / 2) + (t + others) ** 2 * 2.0**-53))
+    columns: list[Any] = [factors, *zip(*sizes, strict=True)]
+    if found.square.dim() == 1:
+        ((factor,), (t,), (d,), (p,)) = columns
+    else:
+        factor, t, d, p = (found.reach.new_tensor(of)[:, None] for of in columns)
     lost = d * (found.in_b + t).square() + p * found.in_a.square()
-    roundings = sum(max(matmul.gram_terms(width), reductions.terms(width)) for width in (d, p)) + 4
-    relative = roundings * (numbers.eps / 2) + (t + others) ** 2 * 2.0**-53
-    return 1.01 * relative * found.reach.square() + numbers.tiny * lost
+    return factor * found.reach.square() + numbers.tiny * lost
 
 
 def _not_negative(square_N: torch.Tensor) -> torch.Tensor:

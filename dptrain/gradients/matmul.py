@@ -284,6 +284,13 @@ def held_grams(found: Grams, a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> Grams:
     raise wrong(f"a squared norm from factors of shapes {shapes}", float(found.square[row]), float(true[row]))
 
 
+def held_together(found: Grams, factors: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Does :func:`held_grams` for the norms of several tensors, a row each."""
+    if way.holding is not None:
+        for row, (a_NTD, b_NTP) in enumerate(factors):
+            held_grams(found.row(row), a_NTD, b_NTP)
+
+
 def held_rows(found_MN: torch.Tensor, matrices: Sequence[torch.Tensor]) -> torch.Tensor:
     """Returns squared norms of rows as they are found; in a probe, only if they are torch's.
 

@@ -16,6 +16,7 @@ constexpr int WIDE = 2 * LANES;
 
 typedef float Lane __attribute__((vector_size(4 * LANES)));
 typedef int Whole __attribute__((vector_size(4 * LANES)));
+typedef double Doubles __attribute__((vector_size(8 * LANES)));
 typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4)));
 
 inline Lane load(const float* from) { return (Lane)*(const Loose*)from; }

@@ -2,13 +2,14 @@
 //
 // A tile of a Gram matrix is added up in registers: TALL rows of x by WIDE rows of x, which lie transposed in a panel. Blocks of
 // SIDE x SIDE entries of both matrices stay in the cache of a core until their products are added, in float64. Every entry is a
-// sum of runs of DEEP terms, each added one after the other in float32.
+// sum of runs of at most DEEP terms, each added one after the other in float32. The cache is asked for the next run meanwhile.
 //
 // What certified sums do with every coordinate: scale it, truncate it towards zero, and square or add up what is left.
 //
 // And squared norms and weighted sums of gradients that are formed, of many small tensors in one call.
 
 #include <cmath>
+#include <vector>
 
 #include "lanes.h"
 
@@ -17,6 +18,12 @@ namespace {
 constexpr int SIDE = 128;
 constexpr int DEEP = 256;
 constexpr int RUN = 1024;
+
+// Numbers of contributions, `each` floats from one to the next; rows of `width` numbers, `row` floats apart.
+struct Factor {
+    const float* at;
+    long each, row, width;
+};
 
 struct Room {
     alignas(64) float panels[SIDE / WIDE * DEEP * WIDE];
@@ -54,12 +61,15 @@ void lay_out(const float* x, long stride, long rows, long terms, Room& room) {
     }
 }
 
-// Adds up, or adds to what is there, a tile of TALL rows by V * LANES rows of a panel.
-template <int V> void tile(const float* const* rows, const float* panel, long terms, float* out, bool fresh) {
+// Adds up, or adds to what is there, a tile of TALL rows by V * LANES rows of a panel; AHEAD asks the cache for as many numbers of
+// TALL rows that are next, `apart` from one another.
+template <int V, bool AHEAD>
+void tile(const float* const* rows, const float* panel, long terms, float* out, bool fresh, const float* next, long apart) {
     Lane sums[TALL][V];
     for (int i = 0; i < TALL; ++i)
         for (int v = 0; v < V; ++v) sums[i][v] = Lane{};
     for (long k = 0; k < terms; ++k) {
+        if (AHEAD && k % 2 == 0) __builtin_prefetch(next + k / 2 % TALL * apart + k / (2 * TALL) * (2 * TALL), 0, 2);
         Lane columns[V];
         for (int v = 0; v < V; ++v) columns[v] = *(const Lane*)(panel + k * WIDE + v * LANES);
         for (int i = 0; i < TALL; ++i) {
@@ -75,22 +85,42 @@ template <int V> void tile(const float* const* rows, const float* panel, long te
 }
 
 // Products of the m rows from i0 on with the n rows from j0 on; of a block on the diagonal, tiles that touch its upper triangle,
-// and where the diagonal has left the first half of a tile, the other half.
-void block(const float* x, long stride, long width, long i0, long m, long j0, long n, float* out, Room& room) {
-    for (long start = 0; start < width || start == 0; start += DEEP) {
-        long terms = width - start < DEEP ? width - start : DEEP;
-        lay_out(x + j0 * stride + start, stride, n, terms, room);
+// and where the diagonal has left the first half of a tile, the other half. `after` is what will be asked for behind this.
+void block(const float* x, Factor of, long i0, long m, long j0, long n, float* out, const float* after, long after_row, Room& room) {
+    long runs = of.width > DEEP ? (of.width + DEEP - 1) / DEEP : 1;
+    long run = (of.width + runs * LANES - 1) / (runs * LANES) * LANES;
+    for (long start = 0; start < of.width || start == 0; start += run) {
+        bool last = start + run >= of.width, fresh = start == 0;
+        long terms = last ? of.width - start : run;
+        lay_out(x + j0 * of.row + start, of.row, n, terms, room);
         for (long j = 0; j < n; j += WIDE)
             for (long i = 0; i < m && (i0 < j0 || i < j + WIDE); i += TALL) {
-                const float* rows[TALL];
-                for (int k = 0; k < TALL; ++k) rows[k] = i + k < m ? x + (i0 + i + k) * stride + start : room.zeros;
-                const float* panel = room.panels + j / WIDE * DEEP * WIDE;
-                if (i0 == j0 && i >= j + LANES)
-                    tile<1>(rows, panel + LANES, terms, out + i * SIDE + j + LANES, start == 0);
-                else
-                    tile<2>(rows, panel, terms, out + i * SIDE + j, start == 0);
+                const float *rows[TALL], *panel = room.panels + j / WIDE * DEEP * WIDE;
+                for (int k = 0; k < TALL; ++k) rows[k] = i + k < m ? x + (i0 + i + k) * of.row + start : room.zeros;
+                long apart = last ? after_row : of.row;
+                const float* next = (last ? after : x + j0 * of.row + start + run) + i * apart;
+                float* to = out + i * SIDE + j;
+                bool half = i0 == j0 && i >= j + LANES, ahead = j + WIDE >= n;
+                if (half && ahead) tile<1, true>(rows, panel + LANES, terms, to + LANES, fresh, next, apart);
+                else if (half) tile<1, false>(rows, panel + LANES, terms, to + LANES, fresh, next, apart);
+                else if (ahead) tile<2, true>(rows, panel, terms, to, fresh, next, apart);
+                else tile<2, false>(rows, panel, terms, to, fresh, next, apart);
             }
     }
+}
+
+// Adds a_c b_c to the sums, for whole lanes of columns from `from` on, and returns what they are of the others: products in
+// float32, added up in float64.
+inline double add_products(const float* a, const float* b, long from, long columns, const Whole& places, Doubles& sums) {
+    long c = from / LANES * LANES;
+    for (; c + LANES <= columns; c += LANES) {
+        Lane product = *(const Lane*)(a + c) * *(const Lane*)(b + c);
+        if (c < from) product = places < (int)(from - c) ? Lane{} : product;  // below the diagonal nothing was formed
+        sums += __builtin_convertvector(product, Doubles);
+    }
+    double others = 0.0;
+    for (c = c < from ? from : c; c < columns; ++c) others += (double)(a[c] * b[c]);
+    return others;
 }
 
 // Products of R columns of y with 32 or 16 columns of x over all t rows, added up in registers and written to rows of out.
@@ -150,42 +180,64 @@ extern "C" void dptrain_outer(const float* a, long a_each, long a_row, long d, c
     }
 }
 
-// Strides count floats; the last dimension is contiguous. Of `many` b beside the same a, and of each of n contributions, float64:
+namespace {
+
+// Of one contribution and of each of `many` b beside the same a, all of t rows, float64:
 // square: the sum over t, s of (a_t . a_s)(b_t . b_s). reach: that of |a_t||b_t|. in_a, in_b: those of |a_t| and |b_t|.
 // What stands in `sums` for one b lies `apart` from what does for the next, and each of the four `across` from the one before.
-extern "C" void dptrain_gram(const float* a, long a_each, long a_row, long d, const float* const* b, const long* b_each,
-                             const long* b_row, const long* p, long many, long n, long t, double* sums, long apart, long across) {
-    static thread_local Room room;
-    for (long each = 0; each < n; ++each) {
-        const float* x = a + each * a_each;
-        for (long one = 0; one < many; ++one)
-            for (long k = 0; k < 4; ++k) sums[one * apart + k * across + each] = 0.0;
-        for (long j0 = 0; j0 < t; j0 += SIDE)
-            for (long i0 = 0; i0 <= j0; i0 += SIDE) {
-                long m = t - i0 < SIDE ? t - i0 : SIDE, columns = t - j0 < SIDE ? t - j0 : SIDE;
-                block(x, a_row, d, i0, m, j0, columns, room.a, room);
-                for (long one = 0; one < many; ++one) {
-                    block(b[one] + each * b_each[one], b_row[one], p[one], i0, m, j0, columns, room.b, room);
-                    double part = 0.0, *found = sums + one * apart + each;
-                    for (long r = 0; r < m; ++r) {
-                        const float *of_a = room.a + r * SIDE, *of_b = room.b + r * SIDE;
-                        double lines[8] = {0.0}, line = 0.0;
-                        long c = i0 == j0 ? r + 1 : 0;
-                        for (; c + 8 <= columns; c += 8)
-                            for (int k = 0; k < 8; ++k) lines[k] += (double)(of_a[c + k] * of_b[c + k]);
-                        for (; c < columns; ++c) line += (double)(of_a[c] * of_b[c]);
-                        for (int k = 0; k < 8; ++k) line += lines[k];
-                        part += 2.0 * line;
-                        if (i0 != j0) continue;
-                        double length_a = std::sqrt((double)of_a[r]), length_b = std::sqrt((double)of_b[r]);
-                        part += (double)(of_a[r] * of_b[r]);
-                        found[across] += length_a * length_b;
-                        found[2 * across] += length_a;
-                        found[3 * across] += length_b;
-                    }
-                    found[0] += part;
+void norms(Factor a, const Factor* several, long many, long t, double* sums, long apart, long across, Room& room) {
+    Whole places = Whole{};
+    for (int k = 0; k < LANES; ++k) places[k] = k;
+    for (long one = 0; one < many; ++one)
+        for (long k = 0; k < 4; ++k) sums[one * apart + k * across] = 0.0;
+    for (long j0 = 0; j0 < t; j0 += SIDE)
+        for (long i0 = 0; i0 <= j0; i0 += SIDE) {
+            long m = t - i0 < SIDE ? t - i0 : SIDE, columns = t - j0 < SIDE ? t - j0 : SIDE;
+            block(a.at, a, i0, m, j0, columns, room.a, several[0].at + j0 * several[0].row, several[0].row, room);
+            for (long one = 0; one < many; ++one) {
+                const Factor &b = several[one], &then = one + 1 < many ? several[one + 1] : a;
+                const float* after = one + 1 < many ? then.at + j0 * then.row : a.at + a.each;
+                block(b.at, b, i0, m, j0, columns, room.b, after, then.row, room);
+                double upper = 0.0, diagonal = 0.0, *found = sums + one * apart;
+                Doubles lines = Doubles{};
+                for (long r = 0; r < m; ++r) {
+                    const float *of_a = room.a + r * SIDE, *of_b = room.b + r * SIDE;
+                    upper += add_products(of_a, of_b, i0 == j0 ? r + 1 : 0, columns, places, lines);
+                    if (i0 != j0) continue;
+                    double length_a = std::sqrt((double)of_a[r]), length_b = std::sqrt((double)of_b[r]);
+                    diagonal += (double)(of_a[r] * of_b[r]);
+                    found[across] += length_a * length_b;
+                    found[2 * across] += length_a;
+                    found[3 * across] += length_b;
                 }
+                for (int k = 0; k < LANES; ++k) upper += lines[k];
+                found[0] += diagonal + 2.0 * upper;
             }
+        }
+}
+
+}  // namespace
+
+// Norms of `groups` of factors, of `many` contributions from the first on. Of a group is told: rows t, the number of its b, and
+// where, how far from contribution to contribution and from row to row, and how wide a is, and each b. Strides count floats, and
+// the last dimension is contiguous. `sums` has four parts, of as many rows as there are b in all, of `n` numbers each.
+extern "C" void dptrain_grams(const long long* told, long groups, long first, long many, double* sums, long rows, long n) {
+    static thread_local Room room;
+    static thread_local std::vector<Factor> several;
+    for (; groups; --groups) {
+        long t = told[0], beside = told[1];
+        told += 2;
+        several.clear();
+        for (long k = 0; k <= beside; ++k, told += 4) {
+            Factor one{(const float*)told[0], (long)told[1], (long)told[2], (long)told[3]};
+            one.at += first * one.each;
+            several.push_back(one);
+        }
+        for (long each = 0; each < many; ++each) {
+            norms(several[0], several.data() + 1, beside, t, sums + first + each, n, rows * n, room);
+            for (Factor& one : several) one.at += one.each;
+        }
+        sums += beside * n;
     }
 }
 

@@ -1,7 +1,8 @@
 """Norms and weighted sums of per-sample gradients, by kernels (reductions.cpp beside this).
 
-* :func:`grams`: norms from Gram matrices. ``<A A^T, B B^T>`` needs one triangle of two symmetric matrices, and of each entry
-  the product alone. A library forms both matrices whole and writes them; the kernel takes half of the time of oneDNN.
+* :func:`grams_of`: norms from Gram matrices, of many tensors in one call. ``<A A^T, B B^T>`` needs one triangle of two
+  symmetric matrices, and of each entry the product alone. A library forms both whole and writes them; the kernel takes half of
+  the time of oneDNN.
 * :func:`outer`: gradients of narrow tensors (LoRA), contribution by contribution, at two to three times the speed of a batched
   product.
 * :func:`turned`: a factor of a weighted sum, scaled and transposed at once, as the products of libraries want it.
@@ -14,9 +15,10 @@ Without a compiler (:mod:`dptrain.native`), or where :data:`ENABLED` is false, p
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,7 @@ _ROUNDED = 1.0 + 2.0**-10
 
 @dataclass(frozen=True)
 class Grams:
-    """Sums over positions of N contributions, float64 (N,).
+    """Sums over positions of N contributions, float64 (N,), or (rows, N) of several tensors.
 
     Attributes:
         square: the squared norm of sum_t b_t a_t^T, as it was rounded.
@@ -56,6 +58,10 @@ class Grams:
     in_a: torch.Tensor
     in_b: torch.Tensor
 
+    def row(self, row: int) -> "Grams":
+        """Returns those of one of several tensors."""
+        return Grams(self.square[row], self.reach[row], self.in_a[row], self.in_b[row])
+
 
 def terms(width: int) -> int:
     """Returns how many roundings a term of an entry goes through at most."""
@@ -67,43 +73,55 @@ def grams(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> Grams | None:
 
     A contribution's numbers are the same bits whoever else is in the microbatch, and on any number of threads.
     """
-    found = grams_beside(a_NTD, [b_NTP])
-    return found if found is None else found[0]
-
-
-def grams_beside(a_NTD: torch.Tensor, b_NTP: Sequence[torch.Tensor]) -> list[Grams] | None:
-    """Returns :func:`grams` of each b, to the bit; the matrix of a is formed once for all of them."""
-    if not _serve(a_NTD, *b_NTP):
+    if not serves(a_NTD, b_NTP):
         return None
-    n, t, d = a_NTD.shape
-    a, several = _lined(a_NTD), [_lined(b) for b in b_NTP]
-    sums = a_NTD.new_empty(len(several), 4, n, dtype=torch.float64)
-    run = library().dptrain_gram
-    widths = [b.shape[2] for b in several]
-    each(n, n * t * t * (d + sum(widths)) // 2, lambda first, many: run(*_beside(a, several, first, many, sums)))
+    return grams_of([(a_NTD, [b_NTP])]).row(0)
+
+
+def grams_of(groups: Sequence[tuple[torch.Tensor, Sequence[torch.Tensor]]]) -> Grams:
+    """Returns :func:`grams` of each b beside the a of its group, one to a row (rows, N), to the bit; in one call of the kernel.
+
+    The matrix of an a is formed once for all that are beside it. Those of all groups are of the same contributions, and
+    :func:`serves` every one of them.
+    """
+    factors = [_lined(x) for a, several in groups for x in (a, *several)]
+    (n,), rows = {x.shape[0] for x in factors}, len(factors) - len(groups)
+    sums = factors[0].new_empty(4, rows, n, dtype=torch.float64)
+    told, run = _told(groups, factors), library().dptrain_grams
+    of_a, of_b, t = (sums.new_tensor(found)[:, None] for found in zip(*_lost(groups), strict=True))
+    multiplications = sum(x.shape[1] ** 2 * x.shape[2] for x in factors)
+
+    def some(first: int, many: int) -> None:
+        run(told, len(groups), first, many, sums.data_ptr(), rows, n)
+
+    each(n, n * multiplications // 2, some)
+    square, reach, in_a, in_b = sums
+    reach = _ROUNDED * (reach + of_a * in_b + of_b * in_a + t * of_a * of_b)
+    return Grams(square, reach, _ROUNDED * in_a + t * of_a, _ROUNDED * in_b + t * of_b)
+
+
+def _lost(groups: Sequence[tuple[torch.Tensor, Sequence[torch.Tensor]]]) -> Iterator[tuple[float, float, int]]:
+    """Yields how long rows of an a and of a b may be at most whose squares vanish, and how many they are."""
     tiny = torch.finfo(torch.float32).tiny
-    found = []
-    for (square, reach, in_a, in_b), p in zip(sums, widths, strict=True):
-        of_a, of_b = (d * tiny) ** 0.5, (p * tiny) ** 0.5  # where the squares of small entries vanish
-        reach = _ROUNDED * (reach + of_a * in_b + of_b * in_a + t * of_a * of_b)
-        found.append(Grams(square, reach, _ROUNDED * in_a + t * of_a, _ROUNDED * in_b + t * of_b))
-    return found
+    for a, several in groups:
+        for b in several:
+            yield (a.shape[2] * tiny) ** 0.5, (b.shape[2] * tiny) ** 0.5, a.shape[1]
 
 
-def _beside(a: torch.Tensor, several: Sequence[torch.Tensor], first: int, many: int, sums: torch.Tensor) -> tuple[Any, ...]:
-    """Lists what the kernel of norms is told of ``many`` contributions."""
-    numbers, count = ctypes.c_long * len(several), sums.shape[2]
-    return (
-        a.data_ptr() + 4 * first * a.stride(0), a.stride(0), a.stride(1), a.shape[2],
-        (ctypes.c_void_p * len(several))(*(b.data_ptr() + 4 * first * b.stride(0) for b in several)),
-        numbers(*(b.stride(0) for b in several)), numbers(*(b.stride(1) for b in several)),
-        numbers(*(b.shape[2] for b in several)), len(several), many, a.shape[1], sums.data_ptr() + 8 * first, 4 * count, count,
-    )  # fmt: skip
+def _told(groups: Sequence[tuple[torch.Tensor, Sequence[torch.Tensor]]], factors: Sequence[torch.Tensor]) -> Any:
+    """Lists what the kernel of norms is told of groups and their factors."""
+    told: list[int] = []
+    left = iter(factors)
+    for a, several in groups:
+        told += (a.shape[1], len(several))
+        for x in islice(left, 1 + len(several)):
+            told += (x.data_ptr(), x.stride(0), x.stride(1), x.shape[2])
+    return (ctypes.c_longlong * len(told))(*told)
 
 
 def outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor | None:
     """Returns sum_t b_it a_it^T of every contribution, (N, P, D); None as :func:`grams`, or where neither side is narrow."""
-    if min(a_NTD.shape[2], b_NTP.shape[2]) > NARROW or not _serve(a_NTD, b_NTP, traced=True):
+    if min(a_NTD.shape[2], b_NTP.shape[2]) > NARROW or not serves(a_NTD, b_NTP, traced=True):
         return None
     if type(a_NTD) is FakeTensor:  # a graph is made, which holds an operator (`dptrain.routing.graphs`)
         found: torch.Tensor = torch.ops.dptrain.outer(a_NTD, b_NTP)
@@ -133,7 +151,7 @@ def outer_shape(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:
 
 def turned(x_KW: torch.Tensor, weight_K: torch.Tensor) -> torch.Tensor | None:
     """Returns ``(x * weight[:, None]).t()``, contiguous, to the bit; None as :func:`grams`."""
-    if not _serve(x_KW, weight_K) or not weight_K.is_contiguous():
+    if not serves(x_KW, weight_K) or not weight_K.is_contiguous():
         return None
     x = x_KW if x_KW.stride(1) == 1 else x_KW.contiguous()
     rows, width = x.shape
@@ -153,7 +171,7 @@ def add_to(total: torch.Tensor, part: torch.Tensor) -> None:
     """Does ``total.add_(part)``, to the bit: of a part that lies turned, three times as fast as torch."""
     alike = total.shape == part.shape and total.device == part.device
     turned = alike and part.dim() == 2 and not part.is_contiguous() and part.t().is_contiguous()
-    if not (turned and total.is_contiguous() and total.dtype == torch.float64 and _serve(part)):
+    if not (turned and total.is_contiguous() and total.dtype == torch.float64 and serves(part)):
         total.add_(part)
         return
     rows, width = total.shape
@@ -173,7 +191,7 @@ def squares(values: torch.Tensor, step: float) -> float | None:
     Guarantee: the integers are those that :func:`add_truncated` adds, since a product and a truncation have one result each in
     IEEE 754. Only sums of squares are added up, in some order, so what is below 2^53 is exact (`dptrain.clipping.certified`).
     """
-    if not (_serve(values) and values.is_contiguous()):
+    if not (serves(values) and values.is_contiguous()):
         return None
     return float(library().dptrain_squares(values.data_ptr(), values.numel(), step))
 
@@ -182,7 +200,7 @@ def add_truncated(total: torch.Tensor, parts: Sequence[tuple[torch.Tensor, float
     """Adds ``trunc(values * step)`` of each of the parts to a float64 total, in place; False, and nothing added, as ``None``
     of :func:`squares`."""
     alike = all(values.is_contiguous() and values.shape == total.shape for values, _ in parts)
-    if not (total.is_contiguous() and total.dtype == torch.float64 and alike and _serve(*(values for values, _ in parts))):
+    if not (total.is_contiguous() and total.dtype == torch.float64 and alike and serves(*(values for values, _ in parts))):
         return False
     places = (ctypes.c_void_p * len(parts))(*(values.data_ptr() for values, _ in parts))
     steps = (ctypes.c_float * len(parts))(*(step for _, step in parts))
@@ -212,7 +230,7 @@ def squared(values: torch.Tensor) -> float | None:
 
     For calls by the thousand, one per tensor and contribution, of which a tensor for the result would cost as much again.
     """
-    if not (_serve(values) and values.is_contiguous()):
+    if not (serves(values) and values.is_contiguous()):
         return None
     found = ctypes.c_double()
     width = ctypes.c_long(values.numel())
@@ -247,7 +265,7 @@ def _rows_of(matrices: Sequence[torch.Tensor]) -> int:
 
 def takes_rows(matrix: torch.Tensor) -> bool:
     """Tells whether :func:`row_squares` and :func:`add_rows` serve a matrix."""
-    return matrix.is_contiguous() and _serve(matrix)
+    return matrix.is_contiguous() and serves(matrix)
 
 
 def _list(matrices: Sequence[torch.Tensor]) -> tuple[Any, Any]:
@@ -255,9 +273,14 @@ def _list(matrices: Sequence[torch.Tensor]) -> tuple[Any, Any]:
     return places, (ctypes.c_long * len(matrices))(*(x.shape[1] for x in matrices))
 
 
-def _serve(*values: torch.Tensor, traced: bool = False) -> bool:
-    """Tells whether a kernel serves these factors; ``traced``: also those without values, of which a graph is made."""
+def serves(*values: torch.Tensor, traced: bool = False) -> bool:
+    """Tells whether kernels serve these factors; ``traced``: also those without values, of which a graph is made."""
     return plain(*values, traced=traced) and library() is not None
+
+
+def lie(*values: torch.Tensor) -> bool:
+    """Tells whether kernels serve these factors without a copy."""
+    return serves(*values) and all(value.stride(2) == 1 for value in values)
 
 
 def plain(*values: torch.Tensor, traced: bool = False) -> bool:
@@ -292,16 +315,15 @@ def _declared(found: Any) -> None:
     """Tells the types of what kernels take."""
     pointer, number = ctypes.c_void_p, ctypes.c_long
     factors = [pointer, number, number, number, pointer, number, number, number, number, number]
-    several = [pointer, *[number] * 3, *[pointer] * 4, *[number] * 3, pointer, number, number]
     found.dptrain_outer.argtypes, found.dptrain_outer.restype = [*factors, pointer, pointer], None
-    found.dptrain_gram.argtypes, found.dptrain_gram.restype = several, None
+    found.dptrain_grams.argtypes = [pointer, number, number, number, pointer, number, number]
     found.dptrain_turn.argtypes, found.dptrain_turn.restype = [pointer, number, number, number, pointer, pointer], None
     found.dptrain_squares.argtypes, found.dptrain_squares.restype = [pointer, number, ctypes.c_float], ctypes.c_double
     found.dptrain_add.argtypes, found.dptrain_add.restype = [pointer, number, pointer, pointer, number], None
     found.dptrain_add_turned.argtypes, found.dptrain_add_turned.restype = [pointer, number, pointer, number, number], None
     found.dptrain_rows_squares.argtypes = [pointer, pointer, number, number, pointer]
     found.dptrain_rows_add.argtypes = [pointer, pointer, pointer, number, number, pointer]
-    found.dptrain_rows_squares.restype = found.dptrain_rows_add.restype = None
+    found.dptrain_grams.restype = found.dptrain_rows_squares.restype = found.dptrain_rows_add.restype = None
 
 
 def works(found: Any) -> bool:
@@ -315,8 +337,10 @@ def works(found: Any) -> bool:
         reach = (a.double().norm(dim=2) * b.double().norm(dim=2)).sum(1)
         a[n - 1, t - 1, d - 1] = torch.nan
         out, panel = a.new_zeros(n, p, d), a.new_zeros(_LANES * t)
-        own, other = sums = torch.zeros(2, 4, n, dtype=torch.float64)
-        found.dptrain_gram(*_beside(a, [b, b], 0, n, sums))
+        groups = [(a, [b, b]), (a, [b])]
+        sums = torch.zeros(4, 3, n, dtype=torch.float64)
+        found.dptrain_grams(_told(groups, [a, b, b, a, b]), 2, 0, n, sums.data_ptr(), 3, n)
+        own, *others = sums.unbind(1)
         found.dptrain_outer(*_of(a, b, 0, n), out.data_ptr(), panel.data_ptr())
         gaps = (
             (own[0] - true_NPD.square().sum((1, 2))) / reach.square(),
@@ -326,7 +350,7 @@ def works(found: Any) -> bool:
         for gap in gaps:
             if not bool((gap[:-1].abs() <= 1e-5).all()) or bool(gap[-1].isfinite()):
                 return False
-        if not torch.equal(own[:, :-1], other[:, :-1]):
+        if not all(torch.equal(own[:, :-1], other[:, :-1]) for other in others):
             return False
     return all(
         _truncates(found, count) and _turns(found, count) and _adds_rows(found, count) for count in (1, 7, 16, 1023, 1024, 2087)

@@ -188,15 +188,17 @@ def test_in_a_probe_norms_of_one_position_whose_squares_vanish_are_no_wrong_kern
 @pytest.mark.parametrize("alone", [True, False])
 def test_the_probes_find_a_norm_that_is_wrong(factor: float, alone: bool, tmp_path, monkeypatch) -> None:
     """A norm that is too small would let a contribution in under a clip that it exceeds."""
-    grams = reductions.grams_beside
+    grams = reductions.grams_of
 
-    def spoiled(a: torch.Tensor, several: Any) -> Any:
-        found = grams(a, several)
-        if alone == (len(several) == 1):
-            found[-1].square[-1] *= factor
+    def spoiled(groups: Any) -> Any:
+        found, row = grams(groups), -1
+        for _, several in groups:
+            row += len(several)
+            if alone == (len(several) == 1):
+                found.square[row, -1] *= factor
         return found
 
-    monkeypatch.setattr(reductions, "grams_beside", spoiled)
+    monkeypatch.setattr(reductions, "grams_of", spoiled)
     trainer = Trainer(make_world(tmp_path, steps=2))
     with pytest.raises(UnsupportedModule) as refused:
         trainer.run()

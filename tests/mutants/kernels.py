@@ -70,8 +70,22 @@ COMPUTED = (
         T_TRUE,
     ),
     Mutant(
-        "what underflows counts", KERNELS, "(d * tiny) ** 0.5, (p * tiny) ** 0.5", "0.0, 0.0",
+        "what underflows counts", KERNELS, "yield (a.shape[2] * tiny) ** 0.5, (b.shape[2] * tiny) ** 0.5,", "yield 0.0, 0.0,",
         T_KERNELS + "test_lengths_whose_squares_vanish_count",
+    ),
+    Mutant(
+        "probes hold the norm of every tensor", PRODUCTS, "for row, (a_NTD, b_NTP) in enumerate(factors):",
+        "for row, (a_NTD, b_NTP) in enumerate(factors[:0]):", T_RUN + "test_the_probes_find_a_norm_that_is_wrong",
+    ),
+    Mutant(
+        "norms of several tensors are those of each", FORMS, "return dict(zip(ordered, found, strict=True))",
+        "return dict(zip(sorted(ordered), found, strict=True))",
+        T_KERNELS + "test_queries_keys_and_values_share_what_they_were_made_of_and_others_do_not",
+    ),
+    Mutant(
+        "the bound on rounding is each tensor's own", FORMS, "(found.reach.new_tensor(of)[:, None] for of in columns)",
+        "(found.reach.new_tensor(of).flip(0)[:, None] for of in columns)",
+        T_KERNELS + "test_queries_keys_and_values_share_what_they_were_made_of_and_others_do_not",
     ),
     Mutant(
         "kernels that compute something else are not used", KERNELS, "bool((gap[:-1].abs() <= 1e-5).all())", "True",
@@ -116,7 +130,7 @@ COMPUTED = (
     ),
     Mutant(
         "rows of a matrix that lies in several pieces are left to torch", KERNELS,
-        "return matrix.is_contiguous() and _serve(matrix)", "return _serve(matrix)",
+        "return matrix.is_contiguous() and serves(matrix)", "return serves(matrix)",
         T_KERNELS + "test_norms_and_sums_of_many_tensors_are_those_of_each",
     ),
     Mutant(
