@@ -302,15 +302,24 @@ class FastSums(Sums):
             self._pending.append((dict(pieces), coefficients_NG))  # formed tensor by tensor, as they go: never all at once
             return
         placed = {coefficients_NG.device: coefficients_NG}
+        touched = _touched(coefficients_NG)
         formed = [index for index in sorted(pieces) if is_formed(pieces[index])]
-        self._weigh([(index, pieces.pop(index)) for index in formed], placed)
+        self._weigh([(index, pieces.pop(index)) for index in formed], placed, touched)
         for index in sorted(pieces):
-            self._weigh([(index, pieces.pop(index))], placed)
+            self._weigh([(index, pieces.pop(index))], placed, touched)
 
-    def _weigh(self, several: Sequence[tuple[int, list[Piece]]], placed: dict[torch.device, torch.Tensor]) -> None:
-        """Adds the weighted gradients of tensors to their sums. ``placed``: coefficients (N, G) by device, their own first."""
+    def _weigh(
+        self,
+        several: Sequence[tuple[int, list[Piece]]],
+        placed: dict[torch.device, torch.Tensor],
+        touched: Sequence[bool],
+    ) -> None:
+        """Adds the weighted gradients of tensors to their sums.
+
+        Args:
+            placed: coefficients (N, G) by device, their own first. touched: the blocks of which any is not zero.
+        """
         own = next(iter(placed.values()))
-        touched = (own != 0).any(0).tolist()
         parts = []
         for index, found in several:
             block = self._tensors[index][0]
@@ -331,8 +340,15 @@ class FastSums(Sums):
     def _sum_of(self, index: int) -> torch.Tensor | None:
         for pieces, coefficients_NG in self._pending:
             if index in pieces:
-                self._weigh([(index, pieces.pop(index))], {coefficients_NG.device: coefficients_NG})
+                placed = {coefficients_NG.device: coefficients_NG}
+                self._weigh([(index, pieces.pop(index))], placed, _touched(coefficients_NG))
         return super()._sum_of(index)
+
+
+def _touched(coefficients_NG: torch.Tensor) -> list[bool]:
+    """Tells of every block whether any contribution adds to it."""
+    touched: list[bool] = (coefficients_NG != 0).any(0).tolist()
+    return touched
 
 
 def _on_host(squares: list[torch.Tensor]) -> torch.Tensor:

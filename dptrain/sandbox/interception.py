@@ -301,23 +301,26 @@ class Sandbox:
 
     # ------------------------------------------------------------------------------------------------------ operations
 
-    def dispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
+    def dispatch(self, func: Any, args: tuple, kwargs: dict | None) -> Any:
         """Runs one operation under the rules."""
-        if not self._passes:
-            return func(*args, **kwargs)
-        _, kind, plain = self._known.get(id(func)) or self._meet(func)
-        if kind is _ASKED:
-            return func(*args, **kwargs)
-        result = plain(*args, **kwargs) if kind is PLAIN else self._special(kind, func, plain, args, kwargs)
         passes = self._passes
+        if not passes:
+            return func(*args, **(kwargs or {}))
+        _, kind, plain = self._known.get(id(func)) or self._meet(func)
+        if kind is PLAIN:
+            result = plain(*args, **kwargs) if kwargs else plain(*args)
+        elif kind is _ASKED:
+            return func(*args, **(kwargs or {}))
+        else:
+            result = self._special(kind, func, plain, args, kwargs or {})
         if not passes:
             return result
         if torch.is_grad_enabled():
             self._look_at_leaves(args)
         tainted = passes[-1].tainted
         if tainted is not None:
-            spread(tainted, args, kwargs, result)
-            passes[-1].picked.follow(func, args, kwargs, result)
+            spread(tainted, args, kwargs or {}, result)
+            passes[-1].picked.follow(func, args, kwargs or {}, result)
         return result
 
     def _meet(self, func: Any) -> tuple[Any, Kind, Callable[..., Any]]:

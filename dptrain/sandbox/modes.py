@@ -6,6 +6,16 @@ from dataclasses import dataclass
 from typing import Any, Protocol, SupportsIndex
 
 import torch
+from torch._C import (
+    _get_dispatch_stack_at,
+    _get_function_stack_at,
+    _len_torch_dispatch_stack,
+    _len_torch_function_stack,
+    _pop_torch_dispatch_stack,
+    _pop_torch_function_stack,
+    _push_on_torch_dispatch_stack,
+    _push_on_torch_function_stack,
+)
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.overrides import _pop_mode as _pop_function_mode
@@ -97,7 +107,7 @@ class Watcher(Protocol):
     total: Total
     kept: Kept
 
-    def dispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
+    def dispatch(self, func: Any, args: tuple, kwargs: dict | None) -> Any:
         """Runs one operation under the rules."""
 
 
@@ -113,7 +123,7 @@ class Dispatched(TorchDispatchMode):
         return False  # no compiler of Python runs inside a pass, and asking costs as much again as the call
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        return self._watcher.dispatch(func, args, kwargs or {})
+        return self._watcher.dispatch(func, args, kwargs)
 
 
 class Called(TorchFunctionMode):
@@ -124,13 +134,16 @@ class Called(TorchFunctionMode):
 
     def __init__(self, watcher: Watcher) -> None:
         super().__init__()
-        self._watcher = watcher
+        self._watcher, self._kept = watcher, watcher.kept
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         handler = _FUNCTIONS.get(func)
-        result = func(*args, **(kwargs or {})) if handler is None else handler(self._watcher, func, args, kwargs or {})
-        if self._watcher.kept.counters:
-            self._watcher.kept.uncount()
+        if handler is not None:
+            result = handler(self._watcher, func, args, kwargs or {})
+        else:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        if self._kept.counters:
+            self._kept.uncount()
         return result
 
 
@@ -169,18 +182,22 @@ def without(mode: TorchDispatchMode, functions: TorchFunctionMode, going_on: Cal
 
     What runs inside is nobody's program: nobody is asked about it, nor about attributes of tensors. What is on no stack here is
     left alone. Where an interrupt ends the block, and be it between two instructions of this, they are back once its exception
-    is forgotten.
+    is forgotten: a generator ends by itself then.
 
     Args:
         going_on: whether they are to be put back when the block ends; an error may have left their pass meanwhile.
     """
-    modes = _from(mode, _get_current_dispatch_mode_stack())
-    others = _from(functions, _get_current_function_mode_stack())
+    many = _len_torch_dispatch_stack()
+    on_top = many and _get_dispatch_stack_at(many - 1) is mode
+    modes = (mode,) if on_top else _from(mode, _get_current_dispatch_mode_stack())
+    many = _len_torch_function_stack()
+    on_top = many and _get_function_stack_at(many - 1) is functions
+    others = (functions,) if on_top else _from(functions, _get_current_function_mode_stack())
     try:
         for _ in others:
-            _pop_function_mode()
+            _pop_torch_function_stack()
         for _ in modes:
-            _pop_mode()
+            _pop_torch_dispatch_stack(None)
         yield
     finally:
         try:
@@ -198,14 +215,14 @@ def _from(mode: object, stack: Sequence[Any]) -> Sequence[Any]:
 
 def _put_back(modes: Sequence[Any], functions: Sequence[Any], going_on: Callable[[], bool]) -> None:
     """Enters modes again that are not on this thread's stacks, unless their pass has been left."""
-    if not going_on():
+    if not (modes or functions) or not going_on():
         return
     for mode in modes:
-        if not any(other is mode for other in _get_current_dispatch_mode_stack()):
-            _push_mode(mode)
+        if not _len_torch_dispatch_stack() or not any(other is mode for other in _get_current_dispatch_mode_stack()):
+            _push_on_torch_dispatch_stack(mode)
     for mode in functions:
-        if not any(other is mode for other in _get_current_function_mode_stack()):
-            _push_function_mode(mode)
+        if not _len_torch_function_stack() or not any(other is mode for other in _get_current_function_mode_stack()):
+            _push_on_torch_function_stack(mode)
 
 
 def take_out(mode: TorchDispatchMode) -> None:

@@ -521,8 +521,8 @@ def test_questions_for_the_form_of_a_tensor_are_answered_without_a_look_at_its_n
     with scene.sandbox.enter(1, names(range(6))):
         scene.sandbox._look_at_leaves = looked.append
         with scene.sandbox.inside():
-            assert scene.sandbox.dispatch(torch.ops.prim.device.default, (view,), {}) == view.device
-            assert scene.sandbox.dispatch(torch.ops.aten.is_contiguous.default, (view,), {})
+            assert scene.sandbox.dispatch(torch.ops.prim.device.default, (view,), None) == view.device
+            assert scene.sandbox.dispatch(torch.ops.aten.is_contiguous.default, (view,), None)
             assert not looked
-            scene.sandbox.dispatch(torch.ops.aten.add.Tensor, (view, 1), {})
+            scene.sandbox.dispatch(torch.ops.aten.add.Tensor, (view, 1), None)
     assert looked
