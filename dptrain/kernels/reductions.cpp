@@ -255,6 +255,11 @@ extern "C" void dptrain_turn(const float* x, long row, long rows, long width, co
         for (c = 0; c < width; ++c) out[c * rows + k] = x[k * row + c] * weights[k];
 }
 
+// Adds n numbers to a total.
+extern "C" void dptrain_add_floats(double* __restrict total, const float* __restrict x, long n) {
+    for (long i = 0; i < n; ++i) total[i] += (double)x[i];
+}
+
 // Adds to `rows` rows of a total what lies in as many columns of x, whose rows are `row` apart.
 extern "C" void dptrain_add_turned(double* total, long width, const float* x, long row, long rows) {
     long whole = width / LANES * LANES, r = 0;

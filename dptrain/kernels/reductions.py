@@ -6,7 +6,7 @@
 * :func:`outer`: gradients of narrow tensors (LoRA), contribution by contribution, at two to three times the speed of a batched
   product.
 * :func:`turned`: a factor of a weighted sum, scaled and transposed at once, as the products of libraries want it.
-* :func:`add_to`: that sum, which may come out turned, added to its total.
+* :func:`add_to`: that sum, which may come out turned, added to its total in float64.
 * :func:`squares` and :func:`add_truncated`: the integers of certified sums, of which none is ever written.
 * :func:`row_squares` and :func:`add_rows`: norms and weighted sums of small tensors (LoRA, biases), of all in one call.
 
@@ -168,18 +168,23 @@ def turned(x_KW: torch.Tensor, weight_K: torch.Tensor) -> torch.Tensor | None:
 
 
 def add_to(total: torch.Tensor, part: torch.Tensor) -> None:
-    """Does ``total.add_(part)``, to the bit: of a part that lies turned, three times as fast as torch."""
-    alike = total.shape == part.shape and total.device == part.device
-    turned = alike and part.dim() == 2 and not part.is_contiguous() and part.t().is_contiguous()
-    if not (turned and total.is_contiguous() and total.dtype == torch.float64 and serves(part)):
+    """Does ``total.add_(part)``, to the bit: in half of the time of torch, and in a third of one that lies turned."""
+    served = total.shape == part.shape and total.is_contiguous() and total.dtype == torch.float64 and serves(part)
+    turned = served and part.dim() == 2 and not part.is_contiguous() and part.t().is_contiguous()
+    if not (served and total.device == part.device and (turned or part.is_contiguous())):
         total.add_(part)
         return
-    rows, width = total.shape
-    run, blocks = library().dptrain_add_turned, -(-rows // _LANES)
+    rows, width = total.shape if turned else (part.numel(), 1)
+    run = library().dptrain_add_turned if turned else library().dptrain_add_floats
+    blocks = -(-rows // _LANES)
 
     def some(first: int, many: int) -> None:
         start, end = first * _LANES, min((first + many) * _LANES, rows)
-        run(total.data_ptr() + 8 * start * width, width, part.data_ptr() + 4 * start, rows, end - start)
+        places = total.data_ptr() + 8 * start * width, part.data_ptr() + 4 * start
+        if turned:
+            run(places[0], width, places[1], rows, end - start)
+        else:
+            run(*places, end - start)
 
     each(blocks, total.numel(), some)
     torch.autograd.graph.increment_version(total)
@@ -320,6 +325,7 @@ def _declared(found: Any) -> None:
     found.dptrain_turn.argtypes, found.dptrain_turn.restype = [pointer, number, number, number, pointer, pointer], None
     found.dptrain_squares.argtypes, found.dptrain_squares.restype = [pointer, number, ctypes.c_float], ctypes.c_double
     found.dptrain_add.argtypes, found.dptrain_add.restype = [pointer, number, pointer, pointer, number], None
+    found.dptrain_add_floats.argtypes, found.dptrain_add_floats.restype = [pointer, pointer, number], None
     found.dptrain_add_turned.argtypes, found.dptrain_add_turned.restype = [pointer, number, pointer, number, number], None
     found.dptrain_rows_squares.argtypes = [pointer, pointer, number, number, pointer]
     found.dptrain_rows_add.argtypes = [pointer, pointer, pointer, number, number, pointer]
@@ -380,7 +386,11 @@ def _turns(found: Any, rows: int) -> bool:
         total = torch.arange(rows * width, dtype=torch.float64).view(width, rows)
         true = total + x.t()
         found.dptrain_add_turned(total.data_ptr(), rows, x.data_ptr(), width, width)
-        if not torch.equal(out, (x * weights[:, None]).t()) or not torch.equal(total, true):
+        plain = torch.arange(x.numel(), dtype=torch.float64).div_(3.0).view_as(x)
+        sums = plain + x
+        found.dptrain_add_floats(plain.data_ptr(), x.data_ptr(), x.numel())
+        right = torch.equal(total, true) and torch.equal(plain, sums)
+        if not torch.equal(out, (x * weights[:, None]).t()) or not right:
             return False
     return True
 

@@ -351,11 +351,17 @@ def add_late(args: tuple, found: None) -> None:
     last[0] = float(torch.nextafter(torch.tensor(last[0], dtype=torch.float64), torch.tensor(torch.inf, dtype=torch.float64)))
 
 
+def add_last_late(args: tuple, found: None) -> None:
+    """Moves the last number of a total to the next one, where all lie as the total does."""
+    add_late((*args[:1], args[2], 0, 0, 1), found)
+
+
 WRONG = [
     ("dptrain_grams", shift), ("dptrain_grams", mix), ("dptrain_outer", flip), ("dptrain_squares", lower),
     ("dptrain_squares", vanish),
     ("dptrain_add", round_up), ("dptrain_turn", round_last), ("dptrain_rows_squares", lengthen),
     ("dptrain_rows_squares", hide), ("dptrain_rows_add", add_once_more), ("dptrain_add_turned", add_late),
+    ("dptrain_add_floats", add_last_late),
 ]  # fmt: skip
 
 
