@@ -45,6 +45,7 @@ def test_a_smoother_grid_has_opacus_s_figure(z, q, steps):
     assert plugged.epsilon((Phase(z, q, steps),), 1e-6) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("phases", "delta"),
     [

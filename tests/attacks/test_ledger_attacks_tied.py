@@ -230,6 +230,7 @@ def test_plain_companions_are_no_code_and_leave_a_release_tied(run, directory, n
     assert (found.status, found.opaque, found.code) == ("TIED", (), ())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "data", "what"),
     [
@@ -527,6 +528,7 @@ def test_E4_a_manifest_that_calls_a_pickle_text_is_refused_by_who_looks_at_the_f
     assert report.verdict == "FAILED" and "the manifest says text" in report.findings[0].sentence
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "data"),
     [

@@ -62,6 +62,7 @@ def test_entries_of_the_path_that_are_no_strings_are_left_out(world, monkeypatch
         assert isinstance(answered(world, workers)[0], Passed)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("options", [["-I"], ["-E"], ["-P"], []])
 def test_workers_start_under_an_isolated_interpreter(options, tmp_path):
     (tmp_path / "json.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")

@@ -40,6 +40,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "_passed", set())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", BUILTIN)
 def test_what_it_says_of_the_policys_own_family_is_what_open_does(family: str, few: None) -> None:
     rules = policy_of(family)

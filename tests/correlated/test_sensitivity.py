@@ -72,6 +72,7 @@ def bounded(matrix: np.ndarray, participation: Participation) -> float:
     return max(float(np.sqrt(gram[np.ix_(chosen, chosen)].sum())) for chosen in map(list, allowed(len(matrix), participation)))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("participation", PARTICIPATIONS, ids=repr)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_bounds_hold_and_are_attained_where_they_say_so(name, participation):
@@ -158,6 +159,7 @@ def test_the_matrix_of_the_noise_is_what_is_bounded_and_not_its_rounding(seed):
         Dense(np.eye(3), np.eye(3) * (1 + 1e-6))
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("seed", range(3))
 def test_products_that_cancel_are_bounded_all_the_same(seed):
     """Against sums in rational arithmetic, of columns whose products nearly cancel out."""

@@ -94,7 +94,7 @@ def assert_equal(model: nn.Module, other: nn.Module) -> None:
         assert torch.equal(own, their), name
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_every_torch_optimizer_trains_on_private_gradients_alone(tmp_path, releases, name: str) -> None:
     model = matrices_only(net()) if name == "muon" else net()
@@ -167,6 +167,7 @@ def two_groups(model: nn.Module) -> list[dict]:
     return [{"params": decayed, "lr": 0.1, "weight_decay": 0.3}, {"params": rest, "lr": 0.01, "weight_decay": 0.0}]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", list(SCHEDULERS))
 def test_schedulers_step_once_per_logical_step_and_per_group(tmp_path, releases, name: str) -> None:
     model = net()

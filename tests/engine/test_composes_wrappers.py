@@ -80,6 +80,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 # --- accelerate ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("order", ["accelerate first", "dptrain first", "without accelerate"])
 def test_accelerate_in_either_order_with_a_prepared_scheduler(tmp_path, order: str) -> None:
     torch.manual_seed(0)
@@ -157,6 +158,7 @@ def test_accelerators_own_backward_leaves_no_gradient_and_adds_nothing(tmp_path,
 # --- averages of weights, copies -------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["swa", "ema"])
 @pytest.mark.parametrize("made", ["before prepare", "during the run"])
 def test_averages_of_the_weights_are_averages_of_released_states(tmp_path, kind: str, made: str) -> None:
@@ -230,6 +232,7 @@ def test_a_copy_made_during_a_run_can_be_the_model_of_another_run(tmp_path) -> N
 # --- saved models ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("family", ["bert", "gpt2_tied"])
 def test_transformers_save_during_and_after_a_run_and_load_back(tmp_path, family: str) -> None:
     trainer = Trainer(small_world(tmp_path, steps=2, now=None), family)
@@ -252,6 +255,7 @@ def test_transformers_save_during_and_after_a_run_and_load_back(tmp_path, family
     assert all(p.requires_grad for p in trainer.model.parameters())
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("family", ["bert_lora", "gpt2_lora"])
 def test_peft_saves_adapters_during_and_after_a_run_and_loads_back(tmp_path, family: str) -> None:
     from peft import PeftModel

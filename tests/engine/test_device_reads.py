@@ -40,6 +40,7 @@ def reads(world: World, family: str, monkeypatch, size: int = 3) -> tuple[list[d
     return each, dict(watch.found)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", ["bert", "gpt2_lora", "bert_lora"])
 def test_the_host_reads_a_device_once_a_microbatch(world: World, monkeypatch, family: str) -> None:
     each, _ = reads(world, family, monkeypatch)

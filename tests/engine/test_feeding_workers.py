@@ -179,6 +179,7 @@ def test_a_run_is_the_same_to_the_bit_with_workers_and_without(
     assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize("who", [0, -1])
 def test_collate_that_begins_to_draw_amid_a_run_is_seeded_from_the_same_microbatch_on(tmp_path: Path, who: int) -> None:

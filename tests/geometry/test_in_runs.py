@@ -52,6 +52,7 @@ def expected(clip: float, scale: float, seeds: Any) -> dict[str, torch.Tensor]:
     return total
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3], ids=["below the clip norm", "near it", "above it"])
 def test_the_sum_is_that_of_projected_contributions_clipped_once_over_pairs_and_the_rest(tmp_path: Path, scale: float) -> None:
     world = tangent_world(tmp_path / "world", clip="0.5")
@@ -270,6 +271,7 @@ WITH = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", WITH)
 def test_what_a_policy_says_besides_goes_with_it_and_its_record_is_full(tmp_path: Path, name: str) -> None:
     world = tangent_world(tmp_path / "world", policy=LINE + WITH[name], clip="0.5", steps=3, now=int(time.time()))

@@ -238,7 +238,7 @@ def test_a_write_because_of_a_payload_is_a_copy_and_ends_the_run_with_its_window
     assert check_by_torch(stage, BY_TORCH[name], level, "plain").startswith("FORWARD_WROTE")
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", BY_TORCH)
 @FORMS
 def test_a_write_of_what_autograd_has_saved_breaks_no_backward_pass(stage, name, form) -> None:

@@ -109,6 +109,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_so_it_is_under_every_kind_of_noise(tmp_path: Path, name: str):
     other = adapter_world(tmp_path / "world", TWO, steps=3, **OTHERWISE[name])
@@ -212,6 +213,7 @@ def test_reads_change_neither_who_is_drawn_nor_the_noise(tmp_path: Path):
         assert drawn == other and equal(noise, same)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("microbatch", [1, 3, 16])
 def test_the_sum_of_a_step_is_that_of_gradients_under_the_own_adapter_alone(tmp_path: Path, microbatch: int):
     """Held to autograd's own gradients of a model in which the other adapter is switched off by peft itself."""
@@ -337,6 +339,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("how", CHANGES)
 def test_adapters_that_are_changed_during_a_run_end_it(world, how: str):
     with run(world) as private, pytest.raises(NotPrivateUse) as caught:

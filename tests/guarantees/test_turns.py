@@ -163,6 +163,7 @@ def _forgets_one(self, step):
 due = Order.due
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("fault", [_off_by_one, _forgets_one])
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_sampler_that_leaves_the_order_stops_before_its_gradient(tmp_path, monkeypatch, order, fault) -> None:

@@ -134,6 +134,7 @@ def test_pieces_of_a_stream_join_to_its_text_in_whole_characters() -> None:
         assert [piece.id for piece in pieces] == stream.tokens
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 def test_minibatches_of_any_size_run_all_rows(size: int, calls: list[int]) -> None:
     """The public row is the last that a division could drop."""

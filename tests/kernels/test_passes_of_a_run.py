@@ -290,6 +290,7 @@ def one_bit(found: torch.Tensor, given: torch.Tensor) -> None:
     found[-1, -1, -1, -1:].view(torch.int32).bitwise_xor_(1 << 30)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("spoil", [on_a_pattern, tail, one_head, one_bit])
 @pytest.mark.parametrize(("name", "which"), [("attend_by", 0), *(("attend_back_by", which) for which in range(3))])
 def test_the_probes_find_attention_that_is_wrong(name: str, which: int, spoil: Any, tmp_path, monkeypatch) -> None:
@@ -334,6 +335,7 @@ def test_without_kernels_a_run_is_torchs(calls: dict[str, int], tmp_path, monkey
     assert calls == {}
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kernels_compute_in_memory_of_the_processor_whatever_a_program_makes_its_tensors_of(device, dtype) -> None:

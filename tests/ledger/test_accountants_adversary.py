@@ -66,7 +66,7 @@ SCHEDULES = [
 ]
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("delta", [1e-12, 1e-6, 0.05])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("replace", [False, True])

@@ -183,6 +183,7 @@ def test_a_refused_admission_leaves_no_attestation_for_the_next_leaves(run):
 # --- in the database -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "statement",
     [
@@ -231,6 +232,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("code", "statement"), [(code, item) for code, items in CHANGES.items() for item in items])
 def test_what_was_changed_around_the_triggers_is_found_by_fsck(closed, code, statement):
     with closed.open(read_only=True) as ledger:

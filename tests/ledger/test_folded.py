@@ -418,6 +418,7 @@ def test_a_release_and_a_change_of_key_may_follow(run, tmp_path):
     shutil.rmtree(tmp_path / "lean")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("wrong", ["other", "class", "place", "anchor", "path", "short"])
 def test_a_wrong_member_record_is_refused(run, wrong):
     """Of somebody else, of another aggregate, at another place, with another content, or with another path."""

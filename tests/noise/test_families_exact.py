@@ -253,7 +253,7 @@ class ShortLaplace(RoundedLaplace):
     scales: ClassVar[int] = 1
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("law", [Short(2), Short(4), ShortLaplace(2), ShortLaplace(3)], ids=repr)
 def test_what_lies_beyond_the_cells_follows_the_law(law: Any) -> None:
     sampler = ExactSampler(law)
@@ -360,6 +360,7 @@ def positive(sampler: ExactSampler) -> None:
     sampler._round = drawn
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("law", [DiscreteGaussian(2), RoundedLaplace(2), Skellam(3)], ids=repr)
 @pytest.mark.parametrize("fault", [shifted, kept_whatever, rare_zero, positive])
 def test_faults_of_the_sampler_are_seen(law: Any, fault: Callable[[ExactSampler], None]) -> None:

@@ -116,7 +116,7 @@ FAULTS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_changed_numbers_raise_the_alarm_meant_for_them(fault: str, sound: np.ndarray) -> None:
     change, expected = FAULTS[fault]

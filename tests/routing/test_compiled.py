@@ -58,7 +58,7 @@ def test_sums_are_on_the_lattice_of_the_hook_form(family: str, m: int) -> None:
     on_the_lattice(family, m)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("m", [1, 3])
 @pytest.mark.parametrize("family", ["gpt2_tied", "gpt2_untied", "vit", "bert_lora", "gpt2_lora"])
 def test_the_graph_as_it_was_traced_is_on_the_lattice_of_the_hook_form(family: str, m: int, traced: None) -> None:
@@ -446,6 +446,7 @@ def test_a_key_that_is_not_used_is_not_kept(traced: None) -> None:
     assert len(scene.compiled._entries) == form.STATES
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("exactness", ["fast", "certified"])
 @pytest.mark.parametrize("wrong", [1, 2])
 def test_a_minority_with_other_losses_time_and_again_gives_up_the_graph(wrong: int, exactness: str, traced: None) -> None:
