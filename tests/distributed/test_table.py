@@ -109,7 +109,7 @@ def _parameters(row: Row, alone: Told, first: Told) -> list[str]:
 def test_settings_train_on_two_processes_as_on_one(tmp_path: Path, turn: int) -> None:
     """The most different ones, in one launch; the others are slow."""
     rows = [row for row in ROWS if row.quick == turn]
-    assert len(rows) >= 7
+    assert len(rows) >= 3
     assert compared(rows, tmp_path) == []
 
 

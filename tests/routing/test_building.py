@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -73,10 +74,16 @@ def built(form: Callable = building.together, function: Callable = chain) -> lis
 
 
 @pytest.fixture(scope="module")
-def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> tuple[list, int]:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where inductor keeps kernels that it built one by one."""
+    return tmp_path_factory.mktemp("one_by_one")
+
+
+@pytest.fixture(scope="module")
+def one_by_one(alone: Path) -> tuple[list, int]:
     """What inductor's own kernels give, and how many those are, built in a directory that no other test has."""
     with pytest.MonkeyPatch.context() as patch, inductor.patch(fx_graph_cache=False):
-        emptied(tmp_path_factory.mktemp("one_by_one"), patch)
+        emptied(alone, patch)
         calls = listened([], patch)
         found = built(nullcontext)
     clear_caches()
@@ -94,7 +101,7 @@ def uncached() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("workers", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_one_call_of_the_compiler_builds_the_very_kernels(calls: list, workers: int, uncached: None, one_by_one: tuple) -> None:
     truth, alone = one_by_one
     assert alone >= 3
@@ -139,12 +146,17 @@ def test_kernels_of_many_units_are_the_same(
 
 
 def test_a_unit_that_cannot_be_built_is_built_kernel_by_kernel(
-    calls: list, uncached: None, one_by_one: tuple, monkeypatch: pytest.MonkeyPatch
+    calls: list, uncached: None, one_by_one: tuple, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    truth, alone = one_by_one
+    """Those that inductor has kept are taken, and the one that is gone is built."""
+    truth, kernels = one_by_one
+    shutil.copytree(alone, tmp_path, dirs_exist_ok=True)
+    kept = sorted(tmp_path.rglob("*.main.so"))
+    assert len(kept) == kernels
+    kept[0].unlink()
     monkeypatch.setattr(building, "_joined", lambda kernels: "#error is what comes of this")
     assert same(built(), truth)
-    assert len(calls) == alone + 1
+    assert len(calls) == 2 and kept[0].exists()
 
 
 def test_a_kernel_of_another_form_is_built_alone(calls: list) -> None:
