@@ -84,7 +84,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(23)
 def test_a_state_changed_between_stop_and_resume_is_refused_before_anything_is_charged_or_loaded(world, what):
     stopped(world)
     changed_states(checkpoint(world, 4), CHANGES[what])
@@ -154,7 +154,7 @@ SWAPS = {
 
 
 @pytest.mark.parametrize("how", SWAPS)
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(23)
 def test_a_checkpoint_that_is_swapped_signed_anew_or_not_whole_is_refused(world, how):
     stopped(world)
     attack, code = SWAPS[how]

@@ -76,7 +76,7 @@ def layers_of(family: Family) -> Any:
     return list(family.layers[-1]) if isinstance(family.layers[-1], tuple) else family.layers[-1]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_check_says_what_a_run_says(name: str, tmp_path: Path) -> None:
     family = ZOO[name]

@@ -200,6 +200,7 @@ depth = {{ from = 0.34, to = 1.0 }}
 """
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ["adamw", "sgd_nesterov", "adafactor", "adamw_fused"])
 def test_decay_and_momentum_never_move_a_tensor_that_is_frozen_or_outside_every_band(tmp_path, name: str) -> None:
     """The optimizer holds them, with a decay that would halve them in a step; without a gradient it leaves them alone."""
@@ -303,6 +304,7 @@ def test_a_parameter_outside_the_model_that_the_optimizer_holds_is_refused(tmp_p
         Run(small_world(tmp_path), model, optimizer=torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1))
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("what", ["scheduled", "frozen"])
 def test_flags_changed_during_a_run_are_refused_before_a_backward_and_before_a_step(tmp_path, what: str) -> None:
     model = net()

@@ -101,7 +101,7 @@ def doubled_bias(x: torch.Tensor, y: torch.Tensor, found: torch.Tensor) -> torch
     return found
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("spoil", [one_bit, on_a_pattern, doubled_bias])
 @pytest.mark.parametrize("family", ["bert", "gpt2_tied"])
 def test_the_probes_find_a_product_that_is_wrong(family: str, spoil: Any, tmp_path, every_product, monkeypatch) -> None:

@@ -158,7 +158,7 @@ def test_the_noise_of_a_run_is_that_of_its_strategy(tmp_path, monkeypatch, famil
     trainer.close()
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(23)
 @pytest.mark.parametrize("family", ["bands", "buffers", "columns", "dense"])
 def test_a_resumed_run_goes_on_with_the_noise_that_it_had_and_pays_for_rows_done_again(tmp_path, monkeypatch, family) -> None:
     recorded = Recorded(monkeypatch)
@@ -194,7 +194,7 @@ def fsck(world) -> None:
         require_files(folder, read_record(ledger, folder), states_of(world))
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(23)
 @pytest.mark.parametrize("change", ["gone", "another", "a byte"])
 def test_another_state_of_the_noise_is_refused_before_anything_is_charged(tmp_path, change) -> None:
     world = world_of(tmp_path)
@@ -241,6 +241,7 @@ def test_a_state_that_was_just_written_stays_beside_those_of_later_steps(tmp_pat
 GROUPS = 'disclosure = "secret_draws"\nsampling = { order = "cyclic_poisson", parameters = { groups = 4 } }\n'
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("order", [TURNS, GROUPS], ids=["turns", "groups"])
 def test_a_checkpoint_that_names_no_state_of_the_noise_is_refused(tmp_path, monkeypatch, order) -> None:
     from dptrain.engine.release import PrivateGradients

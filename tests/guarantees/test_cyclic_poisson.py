@@ -98,6 +98,7 @@ def test_the_groups_of_a_run_are_those_of_the_order_of_admission(tmp_path) -> No
 # --------------------------------------------------------------------------------------------------------- what it costs
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("noise", ["", BANDS], ids=["independent", "correlated"])
 def test_a_contribution_pays_for_the_draws_of_its_group(tmp_path, noise) -> None:
     """Eight steps in turns of three: a group has three of them at most."""

@@ -77,7 +77,7 @@ def same_key(self, step, lane, offset, count, draws=1):
     return self.normals(step, lane, offset, count).mul_(draws**0.5)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("fault", [realised, full_each, same_key])
 def test_the_test_of_the_variance_sees(tmp_path, monkeypatch, fault) -> None:
     monkeypatch.setattr(LatticeGaussian, "gaussian", fault)

@@ -310,7 +310,7 @@ def test_attention_of_torch_may_have_examples_second(options: dict) -> None:
     compare(model, batch_of(5, 8, rows=14), cross_entropy, examples=2, layers="layers")
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(9)
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice", "ignore:enable_nested_tensor is True")
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("norm_first", [True, False])

@@ -32,7 +32,7 @@ def draws_of(trainer: Trainer) -> list[Draw]:
         return [leaf for row in rows if isinstance(leaf := decode_leaf(row.body), Draw)]
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("mode", [SCHEDULED, LITERAL])
 def test_a_run_is_recorded_counted_and_audited(tmp_path, mode) -> None:
     world = make_world(tmp_path, steps=6, rate="0.5", per_class=3, policy_extra=mode, signed_bounds=STRICTER.__getitem__)
@@ -208,7 +208,7 @@ def test_a_step_does_not_run_before_its_draw_is_durable(tmp_path, monkeypatch) -
     trainer.close()
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("mode", [SCHEDULED, LITERAL])
 def test_a_resumed_run_counts_what_was_drawn_in_both_attempts(tmp_path, mode) -> None:
     world = make_world(tmp_path, steps=4, rate="1", per_class=1, policy_extra=mode)

@@ -133,7 +133,7 @@ def bad(seed: int, what: float) -> Callable:
     return losses
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("length", [1, 4, 7])
 @pytest.mark.parametrize("what", [1e9, float("inf"), float("nan")])
 def test_a_hostile_row_adds_no_more_than_its_clip_and_touches_nobody(tmp_path: Path, what: float, length: int) -> None:

@@ -183,6 +183,7 @@ def test_a_sampler_that_leaves_the_order_stops_before_its_gradient(tmp_path, mon
     trainer.close()
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("order", ORDERS)
 def test_who_withdraws_leaves_the_turns_of_the_others(tmp_path, order) -> None:
     from time import time

@@ -166,7 +166,7 @@ def test_a_model_is_used_by_others_while_its_step_is_traced(traced: Any) -> None
 # ---- the test before serving
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(23)
 @pytest.mark.parametrize("minibatch", [None, 1, 3])
 @pytest.mark.parametrize("kind", ["Llama", "GPT2"])
 def test_rows_are_kept_apart_in_the_compiled_form(traced: Any, kind: str, minibatch: int | None) -> None:
@@ -199,6 +199,7 @@ class Mixed(torch.nn.Module):
         return out
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("how", ["mean", "late"])
 def test_a_model_that_couples_rows_is_refused_in_the_compiled_form(traced: Any, how: str) -> None:
     with pytest.raises(NotPrivateUse, match="ROWS_COUPLED"):
@@ -366,7 +367,7 @@ def swap_buffer(found: Any) -> None:
     found.model.rotary_emb.inv_freq = found.model.rotary_emb.inv_freq * 3
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(23)
 @pytest.mark.parametrize("swap", [swap_parameter, swap_data, swap_buffer])
 @pytest.mark.parametrize("asked", [False, True], ids=["text", "check"])
 def test_where_a_tensor_of_the_model_was_exchanged_the_step_is_made_and_tested_anew(

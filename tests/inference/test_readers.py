@@ -65,7 +65,7 @@ def opposite(count: int, width: int = 6, tokens: int = 4) -> torch.Tensor:
     return states
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("sigma", [SIGMA, SIGMA / 4])
 def test_every_reader_is_as_good_as_epsilon_allows_and_catches_a_quarter_of_the_noise(reader: str, sigma: float) -> None:

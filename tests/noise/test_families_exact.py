@@ -137,6 +137,7 @@ def test_a_word_chooses_a_cell_with_its_integer_weight_exactly(law: Any) -> None
     assert sum(table.weights) > 0.9 * 2**64, "or draws would be wasted"
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("law", REAL, ids=repr)
 def test_thresholds_in_float64_are_far_closer_than_the_band(law: Any) -> None:
     table, rng = table_of(law), np.random.default_rng(1)
