@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy
@@ -27,6 +28,7 @@ from dptrain.routing.compiled import CompileNotice  # noqa: E402
 from dptrain.routing.graphs import NotTraceable, StepGraph  # noqa: E402
 from tests.reference.families import Family  # noqa: E402
 from tests.routing.compiled_scene import Scene, mlp  # noqa: E402
+from tests.worlds.programs import ran  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice"),
@@ -646,10 +648,10 @@ def test_graphs_are_kept_for_one_kind_of_processor(monkeypatch: pytest.MonkeyPat
     assert found[0] == found[2] != found[1]
 
 
-def test_another_process_finds_the_graphs_that_this_one_kept() -> None:
-    """Looks from a new process: what torch says of a processor may name a place in memory."""
-    asked = [sys.executable, "-c", "from dptrain.routing import graphs; print(graphs._own_folder())"]
-    assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip() == graphs._own_folder()
+def test_another_process_finds_the_graphs_that_this_one_kept(tmp_path: Path) -> None:
+    """Looks from a process that is no child of this one: what torch says of a processor may name a place in memory."""
+    found = ran(["-c", "from dptrain.routing import graphs; print(graphs._own_folder())"], tmp_path)
+    assert found.returncode == 0 and found.stdout.strip() == graphs._own_folder(), found.stderr
 
 
 def shares_of(monkeypatch: pytest.MonkeyPatch, verdict) -> list[int]:
