@@ -116,6 +116,7 @@ def test_every_variant_that_needs_no_compiler_runs_and_has_ratios() -> None:
     assert "ours_certified" in render(found) and "absent" in table["non_private_bands"]
 
 
+@pytest.mark.slow
 def test_a_step_in_half_precision_is_compared_with_one_without_privacy_in_half_precision(monkeypatch, capsys) -> None:
     """Every forward pass runs under autocast, and the table says so."""
     seen: dict[str, set[bool]] = {}

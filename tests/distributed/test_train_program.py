@@ -108,6 +108,7 @@ def test_the_program_of_quickstart_trains_on_two_processes(tmp_path: Path) -> No
     assert verify_export(tmp_path / "run" / "export", key).verdict == "FULL"
 
 
+@pytest.mark.slow
 def test_a_comparison_on_two_processes_is_that_on_one(world: Digits) -> None:
     (alone,) = launched(compared, 1, str(world.run))
     first, second = launched(compared, 2, str(world.run))

@@ -158,7 +158,7 @@ def test_accelerators_own_backward_leaves_no_gradient_and_adds_nothing(tmp_path,
 # --- averages of weights, copies -------------------------------------------------------------------------------------
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("kind", ["swa", "ema"])
 @pytest.mark.parametrize("made", ["before prepare", "during the run"])
 def test_averages_of_the_weights_are_averages_of_released_states(tmp_path, kind: str, made: str) -> None:
@@ -279,6 +279,7 @@ def test_peft_saves_adapters_during_and_after_a_run_and_loads_back(tmp_path, fam
     check(tmp_path / "after")
 
 
+@pytest.mark.slow
 def test_adapters_switched_off_inside_the_loop_are_refused_by_name(tmp_path) -> None:
     """peft's disable_adapter() gives the adapter back to autograd when it ends; no raw gradient may follow."""
     trainer = Trainer(small_world(tmp_path, steps=2, now=None), "bert_lora")

@@ -245,6 +245,7 @@ def test_the_answer_for_rows_that_cannot_be_pickled_is_that_it_failed() -> None:
 # ------------------------------------------------------------------------------------------------------ only what is charged
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_nobody_is_drawn_before_the_window_of_the_step_is_charged(world: World, monkeypatch, workers: int) -> None:
@@ -540,7 +541,7 @@ def program(world: World, wait: float) -> "subprocess.Popen[str]":
     )  # fmt: skip
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_interrupted_or_killed_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     world = peers.small_world(tmp_path / "w", per_class=12, steps=8, window_steps=4, now=None)

@@ -57,6 +57,7 @@ def test_left_to_torch_nothing_goes_elsewhere_and_the_header_is_silent(tmp_path,
     trainer.close()
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("began", ["torch", "fastest"])
 def test_a_run_goes_on_with_the_kernels_that_it_began_with(began: str, tmp_path) -> None:
     world = make_world(tmp_path, steps=3)
@@ -101,7 +102,7 @@ def doubled_bias(x: torch.Tensor, y: torch.Tensor, found: torch.Tensor) -> torch
     return found
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("spoil", [one_bit, on_a_pattern, doubled_bias])
 @pytest.mark.parametrize("family", ["bert", "gpt2_tied"])
 def test_the_probes_find_a_product_that_is_wrong(family: str, spoil: Any, tmp_path, every_product, monkeypatch) -> None:

@@ -119,6 +119,7 @@ def test_noise_has_the_energy_of_the_tangent_space(tmp_path: Path) -> None:
     assert expected_energy == pytest.approx(dim, rel=4 * (2 / (dim * pairs)) ** 0.5)
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("optimizer", [adam, sgd])
 def test_a_swapped_payload_moves_no_block_outside_its_class_in_a_step(tmp_path: Path, optimizer: Any) -> None:
     """Statement A under an optimizer that keeps means, over pairs and over what others move."""
@@ -142,6 +143,7 @@ def test_a_swapped_payload_moves_no_block_outside_its_class_in_a_step(tmp_path: 
     assert not torch.equal(*(one["base_model.model.layers.2.lora_A.default.weight"] for one in found))
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("lost", ["half", "zero"])
 @pytest.mark.parametrize("side", ["A", "Bt"])
 def test_a_pair_that_has_lost_rank_takes_a_plain_step_and_one_with_a_factor_of_zero_does_not(

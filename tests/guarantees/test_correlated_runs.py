@@ -142,7 +142,7 @@ class Recorded:
         return np.array([torch.cat([value for _, _, value in step]).double().numpy() for step in whole[first:]])
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "normalised"])
 def test_the_noise_of_a_run_is_that_of_its_strategy(tmp_path, monkeypatch, family) -> None:
     """C times what was released is independent noise of deviation 1 over the largest column norm."""

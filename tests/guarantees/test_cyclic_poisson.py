@@ -128,6 +128,7 @@ def test_a_run_that_stops_early_pays_for_the_steps_of_the_group_that_had_most(tm
     trainer.close()
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("noise", ["", BANDS], ids=["independent", "correlated"])
 def test_steps_done_again_are_draws_more_and_copies_of_those_whose_noise_was_still_there(tmp_path, noise) -> None:
     """Saved after step 4, ended after step 6: these two are drawn again, and their rows show the draws of 3 and 4 twice."""

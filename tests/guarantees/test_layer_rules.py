@@ -282,7 +282,7 @@ class Attention(nn.Module):
         return self.attention(x, x, x, key_padding_mask=padding, attn_mask=mask)[0]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(99)
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice", "ignore:Support for mismatched key_padding_mask")
 @pytest.mark.parametrize("options", [{}, {"bias": False}, {"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
 @pytest.mark.parametrize("training", [True, False])
@@ -294,6 +294,7 @@ def test_attention_of_torch_itself(options: dict, training: bool) -> None:
     compare(model, batch_of(5, 8, rows=14), cross_entropy, examples=2, layers="layers")
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("options", [{}, {"bias": False}, {"kdim": 8, "vdim": 8}], ids=str)
 def test_attention_of_torch_may_have_examples_second(options: dict) -> None:
     class Second(nn.Module):
@@ -451,6 +452,7 @@ class Experts(nn.Module):
         return out.view_as(x)
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
 @pytest.mark.parametrize("examples", [1, 2])
 def test_experts_with_dropless_routing(examples: int) -> None:
@@ -483,7 +485,7 @@ PARAMETRIZED = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
 @pytest.mark.parametrize("examples", [1, 2])
 @pytest.mark.parametrize("case", PARAMETRIZED)

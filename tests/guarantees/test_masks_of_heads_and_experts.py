@@ -169,7 +169,7 @@ def test_lora_around_masked_heads_equals_the_naive_loop(family: str, targets: li
     compare(adapted.model, adapted.batch(7, seed), adapted.losses, seed=seed, schedule=schedule, probe_tolerance=1e-6)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("family", ["llama", "gpt2_untied", "gpt2_tied", "bert"])
 def test_factored_gradients_are_narrowed_as_instantiated_ones(family: str, seed: int, monkeypatch, in_double) -> None:

@@ -269,6 +269,7 @@ class Asking(Mixed):
         return self.inner(position_ids=position_ids, **more)
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize(("of", "words"), [(sliding, "DynamicSlidingWindowLayer"), (Asking, "DataDependent")])
 def test_what_has_no_compiled_form_is_refused_by_name_and_generates_nothing(traced: Any, of: Any, words: str) -> None:
     found = InvisibleInk(of(), tokenizer(), TASK, PLAN, compile=True)

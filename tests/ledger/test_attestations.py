@@ -110,6 +110,7 @@ def made_again(ledger: Ledger, directory) -> dict[int, tuple[bytes, bytes]]:
 # --- admitting ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(99)
 def test_attestations_are_stored_with_their_leaves_and_terms_once(run):
     run.admit(attested_admission(1), attested_admission(3), attested_admission(2))
     run.admit(attested_admission(5), attested_admission(4, "sensitive"))
@@ -292,6 +293,7 @@ def test_leaves_without_an_attestation_are_a_remark_and_no_finding(tmp_path):
 # --- pruning -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(99)
 def test_pruning_takes_the_attestation_with_the_body_and_empties_terms_that_nobody_needs(backend, tmp_path):
     driver = vouched_and_older(backend.place, tmp_path, people=20, attested=True)
     terms, signed = kept(driver.ledger)

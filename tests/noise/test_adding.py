@@ -308,7 +308,7 @@ WRONG = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @needs_compiler
 @pytest.mark.parametrize("fault", WRONG)
 def test_a_kernel_that_adds_otherwise_is_not_used(fault, tmp_path, unbuilt):

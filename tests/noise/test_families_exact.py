@@ -119,7 +119,7 @@ def test_the_exponential_is_enclosed_for_arguments_of_every_size() -> None:
             assert low <= true <= high and high - low <= 2
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("law", [*SMALL, *REAL], ids=repr)
 def test_a_word_chooses_a_cell_with_its_integer_weight_exactly(law: Any) -> None:
     """Column by column: what the cuts give to every cell is its weight, and all weights add up to 2^64."""
@@ -162,7 +162,7 @@ def ratio_of_bessels(law: Any, places: list[int]) -> list[Any]:
     return [bessel(law.lattice, k, law.parts) for k in places]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("law", SMALL, ids=repr)
 def test_integers_follow_the_law(law: Any) -> None:
     assert p_value(draws(ExactSampler(law), 400_000), law) > ALARM
@@ -208,6 +208,7 @@ def test_low_bits_are_uniform_and_neighbours_are_independent(law: Any) -> None:
 BANDED = [DiscreteGaussian(2), DiscreteGaussian(22), RoundedLaplace(3), RoundedLaplace(30), Skellam(5), Skellam(7, 13)]
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("law", BANDED, ids=repr)
 def test_a_wider_band_decides_more_exactly_and_changes_no_draw(law: Any) -> None:
     fast, slow = ExactSampler(law), ExactSampler(law, band=0.5)
@@ -361,7 +362,7 @@ def positive(sampler: ExactSampler) -> None:
     sampler._round = drawn
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("law", [DiscreteGaussian(2), RoundedLaplace(2), Skellam(3)], ids=repr)
 @pytest.mark.parametrize("fault", [shifted, kept_whatever, rare_zero, positive])
 def test_faults_of_the_sampler_are_seen(law: Any, fault: Callable[[ExactSampler], None]) -> None:

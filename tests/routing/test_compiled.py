@@ -671,6 +671,7 @@ def failed(found: tuple[bool, int]) -> tuple[bool, int]:
     raise ValueError("a share alone does not run")
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("verdict", [lambda found: (False, 0), lambda found: (True, 1), failed], ids=["no", "others", "raises"])
 def test_what_shares_of_a_microbatch_do_not_confirm_is_decided_by_the_whole(
     verdict, traced: None, monkeypatch: pytest.MonkeyPatch

@@ -85,6 +85,7 @@ class Padded:
         return self.scene.run(range(len(lengths)), step=step, data=[torch.tensor(lengths)])
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(("span", "share"), [(8, 0.05), (SPAN, 0.6), (1, 0.5)])
 @pytest.mark.parametrize("left", [False, True])
 def test_a_rows_mask_lies_on_its_own_frames_whatever_padding_is_around(left: bool, span: int, share: float) -> None:
