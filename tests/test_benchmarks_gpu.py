@@ -121,7 +121,7 @@ def test_a_row_is_stopped_when_the_budget_ends_and_the_rows_before_it_stay(monke
     monkeypatch.setitem(VARIANTS, "ours_fast", endless)
     config = gpu.configs(smoke=True)[2]
     rows = ("non_private", "ours_fast", "opacus_hooks")
-    found = gpu.table([config], rows, 1, (8, 16), gpu.Budget(2.0), lambda line: None)
+    found = gpu.table([config], rows, 1, (8, 16), gpu.Budget(1.0), lambda line: None)
     table = found["results"]["vit_smoke"]
     assert table["non_private"]["batches"]["16"]["ratio"] == 1.0
     assert "s of this row" in table["ours_fast"]["left_out"] and "after earlier rows" in table["opacus_hooks"]["left_out"]
