@@ -28,7 +28,7 @@ def world(tmp_path) -> World:
 
 
 def test_a_run_trains_and_its_record_verifies(world: World) -> None:
-    trainer = Trainer(world)
+    trainer = Trainer(world, "bert")
     before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
     trainer.run()
     ledger = trainer.private.opened.recorder.ledger
@@ -188,7 +188,7 @@ def test_attention_that_skips_masks_is_refused_by_name(world: World) -> None:
 
 
 def test_attention_that_is_switched_during_a_run_is_refused(world: World) -> None:
-    trainer = Trainer(world)
+    trainer = Trainer(world, "bert")
     iterator = iter(trainer.steps)
     trainer.one(next(iterator))
     trainer.model.set_attn_implementation("sdpa")

@@ -153,7 +153,7 @@ def test_torchs_own_attention_equals_the_naive_loop(seed: int) -> None:
         if parameter.dim() == 1:
             nn.init.normal_(parameter, std=0.2)
     schedule = random_masks(model, random.Random(seed), None, ("heads",))
-    compare(model, families._tokens(7, seed), torchs_losses, seed=seed, schedule=schedule)
+    compare(model, families.tokens(7, seed), torchs_losses, seed=seed, schedule=schedule)
 
 
 @pytest.mark.one_in(3)

@@ -108,7 +108,7 @@ def world(tmp_path) -> World:
 
 
 def test_every_release_of_a_run_equals_the_definition(world: World) -> None:
-    trainer = Scaled(world, insecure_test_key=KEY, dtype=torch.float64, microbatch=2)
+    trainer = Scaled(world, "bert", insecure_test_key=KEY, dtype=torch.float64, microbatch=2)
     order = ["internal", "open", "sensitive"]  # files of the corpus in their order
     classes = {"sensitive": 0, "internal": 1000, "open": 2000}
     slots = [(cls, classes[cls] + i) for cls in order for i in range(3)]

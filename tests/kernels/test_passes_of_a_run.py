@@ -34,7 +34,7 @@ def bert() -> families.Family:
         vocab_size=families.VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
         num_labels=3, max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
-    return families.Family(BertForSequenceClassification(config), families._tokens, families._classify)
+    return families.Family(BertForSequenceClassification(config), families.tokens, families.classify)
 
 
 def gpt2() -> families.Family:
@@ -44,7 +44,7 @@ def gpt2() -> families.Family:
         vocab_size=families.VOCABULARY, n_embd=32, n_layer=2, n_head=2, n_positions=16, resid_pdrop=0.0, embd_pdrop=0.0,
         attn_pdrop=0.0, activation_function="gelu_pytorch_tanh", bos_token_id=1, eos_token_id=1,
     )  # fmt: skip
-    return families.Family(GPT2LMHeadModel(config), families._tokens, families._next_token)
+    return families.Family(GPT2LMHeadModel(config), families.tokens, families._next_token)
 
 
 class Block(nn.Module):
@@ -86,7 +86,7 @@ def reader(padded: bool = False) -> families.Family:
     def losses(model: nn.Module, batch: dict) -> torch.Tensor:
         return nn.functional.cross_entropy(model(batch["input_ids"]), batch["labels"], reduction="none")
 
-    return families.Family(Reader(padded), families._tokens, losses)
+    return families.Family(Reader(padded), families.tokens, losses)
 
 
 MODELS: dict[str, Callable[[], families.Family]] = {
@@ -220,10 +220,10 @@ def gradients(family: str, batch: dict[str, torch.Tensor], tmp_path: Any) -> lis
 
 @pytest.mark.parametrize("family", ["reader", "padded reader"])
 def test_a_row_is_the_same_to_the_bit_whoever_else_is_there(family: str, calls: dict[str, int], tmp_path) -> None:
-    batch = families._tokens(4, 3)
+    batch = families.tokens(4, 3)
     alone = gradients(family, batch, tmp_path)
     other = {key: value.clone() for key, value in batch.items()}
-    other["input_ids"][1:] = families._tokens(3, 9)["input_ids"].flip(1)
+    other["input_ids"][1:] = families.tokens(3, 9)["input_ids"].flip(1)
     other["labels"][1:] = 1
     for own, changed in zip(alone, gradients(family, other, tmp_path), strict=True):
         assert torch.equal(own[0], changed[0]) and not torch.equal(own[1], changed[1])
