@@ -15,7 +15,8 @@ from tests.guarantees import peers  # noqa: E402
 from tests.reference import naive_certified, streams  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
 from tests.reference.zoo import ZOO  # noqa: E402
-from tests.worlds.trainer import Trainer, collate_tokens  # noqa: E402
+from tests.worlds.trainer import BertTrainer as Trainer  # noqa: E402
+from tests.worlds.trainer import collate_tokens  # noqa: E402
 from tests.worlds.training import World, make_world, token_record  # noqa: E402
 
 KEY = b"\x21" * 32
@@ -28,7 +29,7 @@ def world(tmp_path) -> World:
 
 
 def test_a_run_trains_and_its_record_verifies(world: World) -> None:
-    trainer = Trainer(world, "bert")
+    trainer = Trainer(world)
     before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
     trainer.run()
     ledger = trainer.private.opened.recorder.ledger
@@ -188,7 +189,7 @@ def test_attention_that_skips_masks_is_refused_by_name(world: World) -> None:
 
 
 def test_attention_that_is_switched_during_a_run_is_refused(world: World) -> None:
-    trainer = Trainer(world, "bert")
+    trainer = Trainer(world)
     iterator = iter(trainer.steps)
     trainer.one(next(iterator))
     trainer.model.set_attn_implementation("sdpa")

@@ -9,7 +9,7 @@ from dptrain.kernels import reductions  # noqa: E402
 from dptrain.routing.accumulate import Folding  # noqa: E402
 from dptrain.sandbox import Sandbox  # noqa: E402
 from tests.worlds.device_reads import DeviceReads  # noqa: E402
-from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.trainer import BertTrainer as Trainer  # noqa: E402
 from tests.worlds.training import World, make_world  # noqa: E402
 
 CLIP = "clipping/fast.py:_on_host:cpu"

@@ -10,7 +10,8 @@ from dptrain.errors import ResumeRefused, UnsupportedModule  # noqa: E402
 from dptrain.gradients import matmul  # noqa: E402
 from dptrain.gradients.forms import Outer  # noqa: E402
 from dptrain.kernels import reductions  # noqa: E402
-from tests.worlds.trainer import Trainer, audited  # noqa: E402
+from tests.worlds.trainer import BertTrainer as Trainer  # noqa: E402
+from tests.worlds.trainer import audited  # noqa: E402
 from tests.worlds.training import make_world  # noqa: E402
 
 SENTENCE = "Float32 products are by oneDNN, and by kernels of dptrain's own"

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from dptrain import native
-from tests.worlds.trainer import Trainer
+from tests.worlds.trainer import BertTrainer as Trainer
 from tests.worlds.training import make_world
 
 ROUNDS = """

@@ -8,7 +8,7 @@ from dptrain.clipping import one_contribution as single  # noqa: E402
 from dptrain.errors import ConfigError  # noqa: E402
 from dptrain.routing.accumulate import Folding  # noqa: E402
 from tests.guarantees import peers  # noqa: E402
-from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.trainer import BertTrainer as Trainer  # noqa: E402
 from tests.worlds.training import World, make_world, token_record  # noqa: E402
 
 KEY = b"\x77" * 32
@@ -110,7 +110,7 @@ def test_losing_or_doubling_a_part_shows(tmp_path, monkeypatch: pytest.MonkeyPat
                 right(self, *args)
 
         monkeypatch.setattr(single.Spread, "add", wrong)
-        peers.must_fail(lambda name=name: test_any_split_gives_the_same_release(tmp_path / name, "fast"))
+        peers.must_fail(lambda name=name: test_any_split_gives_the_same_release(tmp_path / name, "fast", (5, 1)))
 
 
 @pytest.mark.slow

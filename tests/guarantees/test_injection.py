@@ -12,7 +12,7 @@ from dptrain.engine.release import PrivateGradients  # noqa: E402
 from dptrain.errors import UnsupportedPolicy  # noqa: E402
 from dptrain.noise import KeyStream, LatticeGaussian  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
-from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.trainer import BertTrainer as Trainer  # noqa: E402
 from tests.worlds.training import make_world  # noqa: E402
 
 ALARM = 5.0

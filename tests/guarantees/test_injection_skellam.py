@@ -18,7 +18,7 @@ from ledger.audit import verify_export  # noqa: E402
 from tests.guarantees.test_injection import ALARM, STEPS, worst_score  # noqa: E402
 from tests.reference import streams  # noqa: E402
 from tests.reference.naive_families import Naive, integers  # noqa: E402
-from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.trainer import BertTrainer as Trainer  # noqa: E402
 from tests.worlds.training import make_world  # noqa: E402
 
 MASTER = b"k" * 32

@@ -12,7 +12,7 @@ from ledger.leaves.weights import frozen_digest  # noqa: E402
 from tests.reference import families  # noqa: E402
 from tests.routing.test_towers import batch, clip  # noqa: E402
 from tests.routing.test_towers import losses as pair_losses  # noqa: E402
-from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.trainer import BertTrainer as Trainer  # noqa: E402
 from tests.worlds.training import make_world, token_record  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")

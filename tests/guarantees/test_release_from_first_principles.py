@@ -15,7 +15,8 @@ torch = pytest.importorskip("torch")
 from attest import signed_file  # noqa: E402
 from attest.withdrawal import Withdrawal, sign_withdrawal  # noqa: E402
 from tests.reference import streams  # noqa: E402
-from tests.worlds.trainer import Trainer, collate_tokens  # noqa: E402
+from tests.worlds.trainer import BertTrainer as Trainer  # noqa: E402
+from tests.worlds.trainer import collate_tokens  # noqa: E402
 from tests.worlds.training import World, make_world, token_record  # noqa: E402
 
 KEY = b"\x21" * 32
@@ -108,7 +109,7 @@ def world(tmp_path) -> World:
 
 
 def test_every_release_of_a_run_equals_the_definition(world: World) -> None:
-    trainer = Scaled(world, "bert", insecure_test_key=KEY, dtype=torch.float64, microbatch=2)
+    trainer = Scaled(world, insecure_test_key=KEY, dtype=torch.float64, microbatch=2)
     order = ["internal", "open", "sensitive"]  # files of the corpus in their order
     classes = {"sensitive": 0, "internal": 1000, "open": 2000}
     slots = [(cls, classes[cls] + i) for cls in order for i in range(3)]

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from dptrain.record.pin import found, read_record  # noqa: E402
 from ledger.leaves import decode_leaf  # noqa: E402
 from tests.guarantees.peers import Run, net, per_example, small_world  # noqa: E402
-from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.trainer import BertTrainer as Trainer  # noqa: E402
 from tests.worlds.training import make_world  # noqa: E402
 
 HOUR = 3600

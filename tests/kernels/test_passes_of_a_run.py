@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from dptrain.errors import UnsupportedModule  # noqa: E402
 from dptrain.kernels import activations, attention, reductions  # noqa: E402
 from tests.reference import families  # noqa: E402
-from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.trainer import BertTrainer as Trainer  # noqa: E402
 from tests.worlds.training import make_world  # noqa: E402
 
 pytestmark = [

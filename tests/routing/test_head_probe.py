@@ -19,7 +19,7 @@ from tests.reference import families  # noqa: E402
 from tests.reference.masked import biased_llama  # noqa: E402
 from tests.routing.test_depth_and_resolver import policy_of  # noqa: E402
 from tests.routing.test_heads import BY_CONFIGURATION, KNOWN, forward, tiny  # noqa: E402
-from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.trainer import BertTrainer as Trainer  # noqa: E402
 from tests.worlds.training import make_world  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")

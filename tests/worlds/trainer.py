@@ -90,12 +90,14 @@ def layers() -> Family:
 
 
 class Trainer:
-    """Opens, prepares and steps; ``family`` names a tiny model of ``tests.reference.families``, or `Layers`."""
+    """Opens, prepares and steps; ``family`` names a tiny model of ``tests.reference.families``; `Layers` where none is named."""
+
+    usual = "layers"
 
     def __init__(
         self,
         world: World,
-        family: str = "layers",
+        family: str = "",
         *,
         seed: int = 0,
         optimizer: Any = None,
@@ -104,7 +106,7 @@ class Trainer:
         **options: Any,
     ) -> None:
         torch.manual_seed(seed)
-        self.family: Family = layers() if family == "layers" else FAMILIES[family]()
+        self.family: Family = ({"layers": layers} | FAMILIES)[family or self.usual]()
         self.model = self.family.model.to(dtype).train()
         self.net = wrapped(self.model, sharded=sharded)
         make = optimizer or (lambda ps: torch.optim.AdamW(ps, lr=1e-2))
@@ -140,6 +142,12 @@ class Trainer:
 
     def close(self) -> None:
         self.private.close()
+
+
+class BertTrainer(Trainer):
+    """Trains BERT where no family is named: its attention, norms and dropout are part of what is tested."""
+
+    usual = "bert"
 
 
 def audited(trainer: Trainer, world: World, path: Path) -> AuditReport:
