@@ -90,7 +90,7 @@ def layers() -> Family:
 
 
 class Trainer:
-    """Opens, prepares and steps; ``family`` names a tiny model of ``tests.reference.families``; `Layers` where none is named."""
+    """Opens, prepares and steps; ``family`` names a tiny model of ``tests.reference.families``; without it, `Layers`."""
 
     usual = "layers"
 
