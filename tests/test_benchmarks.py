@@ -503,6 +503,7 @@ def test_a_tree_beside_another_is_told_by_the_ratio_of_medians_and_the_middle_ha
     assert against.ratio(ours, theirs, "cpu") == (3.5 / 2, 1.625, 11.75)
 
 
+@pytest.mark.slow
 def test_a_worker_that_ends_names_its_error() -> None:
     with pytest.raises(RuntimeError, match="KeyError: 'no such variant'"):
         against.Worker(against.ROOT, "bert_lora", "no such variant", 1, small=True)

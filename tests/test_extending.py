@@ -348,6 +348,7 @@ RUNS = {
 }
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("family", RUNS)
 def test_a_run_under_a_family_of_the_page_trains_and_is_audited_with_its_provider_alone(family: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")

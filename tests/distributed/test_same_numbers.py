@@ -89,7 +89,7 @@ noise = { family = "banded_toeplitz", parameters = { bands = 3, coefficients = [
 @pytest.mark.parametrize(
     ("family", "steps", "ways"),
     [
-        ("bert", 5, BOTH),
+        ("bert", 3, BOTH),
         pytest.param("bert", STEPS, (*BOTH, (4, False)), marks=pytest.mark.slow),
         pytest.param("gpt2_lora", STEPS, (*BOTH, (4, False)), marks=pytest.mark.slow),
     ],

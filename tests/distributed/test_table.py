@@ -223,6 +223,7 @@ def check_injections(each: list[dict[str, Any]]) -> None:
         assert not sizes or max(sizes) - min(sizes) <= 1
 
 
+@pytest.mark.slow
 def test_noise_per_microbatch_is_that_of_the_policy_on_two_processes(tmp_path: Path) -> None:
     check_injections(_injected(tmp_path, 2))
 

@@ -92,6 +92,7 @@ def test_a_refusal_of_one_process_ends_all_with_code_1(world: Digits) -> None:
     assert not (world.root / "ledger.db").exists()
 
 
+@pytest.mark.slow
 def test_the_program_of_quickstart_trains_on_two_processes(tmp_path: Path) -> None:
     from dptrain.demo.quickstart import quickstart
 

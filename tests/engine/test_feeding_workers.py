@@ -559,6 +559,7 @@ def test_a_run_that_is_interrupted_or_killed_leaves_no_process(tmp_path: Path, n
             assert log.state.open_window is None and log.state.position >= 2
 
 
+@pytest.mark.slow
 def test_functions_of_a_script_without_a_guard_run_in_workers(tmp_path: Path) -> None:
     world = peers.small_world(tmp_path / "w", per_class=12, steps=3, window_steps=2, now=None)
     with program(world, 0.0) as running:

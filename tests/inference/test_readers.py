@@ -88,6 +88,7 @@ def test_every_reader_is_as_good_as_epsilon_allows_and_catches_a_quarter_of_the_
         assert right > most + doubt(most, 1600)
 
 
+@pytest.mark.slow
 def test_measuring_gives_a_row_for_every_reader_setting_and_number_of_tokens() -> None:
     generator = torch.Generator().manual_seed(0)
     states = 3.0 * torch.randn(3, 14, 64, 10, generator=generator) + 5.0 * torch.randn(3, 1, 1, 10, generator=generator)
