@@ -116,6 +116,7 @@ def test_every_variant_that_needs_no_compiler_runs_and_has_ratios() -> None:
     assert "ours_certified" in render(found) and "absent" in table["non_private_bands"]
 
 
+@pytest.mark.slow
 def test_a_step_in_half_precision_is_compared_with_one_without_privacy_in_half_precision(monkeypatch, capsys) -> None:
     """Every forward pass runs under autocast, and the table says so."""
     seen: dict[str, set[bool]] = {}
@@ -502,6 +503,7 @@ def test_a_tree_beside_another_is_told_by_the_ratio_of_medians_and_the_middle_ha
     assert against.ratio(ours, theirs, "cpu") == (3.5 / 2, 1.625, 11.75)
 
 
+@pytest.mark.slow
 def test_a_worker_that_ends_names_its_error() -> None:
     with pytest.raises(RuntimeError, match="KeyError: 'no such variant'"):
         against.Worker(against.ROOT, "bert_lora", "no such variant", 1, small=True)

@@ -47,8 +47,11 @@ def ran(monkeypatch: pytest.MonkeyPatch, capsys, *options: str) -> tuple[dict[st
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_every_path_of_the_gpu_suite_is_walked_on_the_cpu(quick: None, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    """Three models, all rows: plain, ours with noise of both generators, peers, both compiled ones; correctness before."""
+@pytest.mark.parametrize("models", [MODELS[:1], pytest.param(MODELS, marks=pytest.mark.slow)], ids=["one", "all"])
+def test_every_path_of_the_gpu_suite_is_walked_on_the_cpu(
+    models: tuple[str, ...], quick: None, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """Each model, all rows: plain, ours with noise of both generators, peers, both compiled ones; correctness before."""
     drawn = set()
     for kind in (DeviceGaussian, LatticeGaussian):
 
@@ -57,8 +60,8 @@ def test_every_path_of_the_gpu_suite_is_walked_on_the_cpu(quick: None, monkeypat
             return release(self, *args, **where)
 
         monkeypatch.setattr(kind, "release_", listening)
-    found, told = ran(monkeypatch, capsys)
-    assert tuple(found["results"]) == MODELS and found["left_out"] == [] and found["logical"] == [8, 16, 32]
+    found, told = ran(monkeypatch, capsys, *(("--only", *models) if models != MODELS else ()))
+    assert tuple(found["results"]) == models and found["left_out"] == [] and found["logical"] == [8, 16, 32]
     assert drawn == {"DeviceGaussian", "LatticeGaussian"}
     for name, rows in found["results"].items():
         assert tuple(rows) == gpu.ORDER and set(PEERS) < set(rows)
@@ -76,7 +79,7 @@ def test_every_path_of_the_gpu_suite_is_walked_on_the_cpu(quick: None, monkeypat
                 each = 1 if unit == "pictures" else 16
                 assert batch[f"{unit}_per_s"] == pytest.approx(int(size) * each / batch["step_s"])
                 assert batch["base"] in ("non_private", "non_private_compiled") and batch["ratio"] > 0
-    assert [item["config"] for item in found["checked"]] == list(MODELS)
+    assert [item["config"] for item in found["checked"]] == list(models)
     assert all(item["run_s"] > 0 and item["contributions"] == 16 for item in found["checked"])
     assert found["how"] == gpu.HOW and found["spent_s"] >= found["correctness_s"] > 0
     assert {row["family"] for row in found["noise"]["draws"] if row["generator"] == "device" and row["drawn"]} == {"gaussian"}
@@ -118,7 +121,7 @@ def test_a_row_is_stopped_when_the_budget_ends_and_the_rows_before_it_stay(monke
     monkeypatch.setitem(VARIANTS, "ours_fast", endless)
     config = gpu.configs(smoke=True)[2]
     rows = ("non_private", "ours_fast", "opacus_hooks")
-    found = gpu.table([config], rows, 1, (8, 16), gpu.Budget(2.0), lambda line: None)
+    found = gpu.table([config], rows, 1, (8, 16), gpu.Budget(1.0), lambda line: None)
     table = found["results"]["vit_smoke"]
     assert table["non_private"]["batches"]["16"]["ratio"] == 1.0
     assert "s of this row" in table["ours_fast"]["left_out"] and "after earlier rows" in table["opacus_hooks"]["left_out"]

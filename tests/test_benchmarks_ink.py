@@ -696,6 +696,7 @@ def test_differences_to_public_logits_are_those_that_a_naive_loop_finds(small) -
     assert all(value <= 0 for value in found["phi"]["quantiles"].values())
 
 
+@pytest.mark.slow
 def test_every_plot_is_drawn_from_what_is_kept(tmp_path) -> None:
     table = json.loads((ROOT / "benchmarks" / "ink.json").read_text())["table"]
     kept = json.loads(plots.KEPT.read_text())

@@ -96,14 +96,15 @@ def _read(path: Path) -> tuple[frozenset[str], tuple[str, ...]]:
             continue
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue
-        for field in node._fields:
-            value = getattr(node, field, None)
-            if isinstance(value, ast.AST):
-                left.append(value)
-            elif isinstance(value, list):
+        for field, value in vars(node).items():  # its fields, and numbers of where it stands
+            kind = type(value)
+            if kind is str:
+                if field in _NAMES:
+                    names.add(value)
+            elif kind is list:
                 left += [one for one in value if isinstance(one, ast.AST)]
-            elif field in _NAMES and isinstance(value, str):
-                names.add(value)
+            elif kind is not int and isinstance(value, ast.AST):
+                left.append(value)
     return frozenset(names), tuple(strings)
 
 

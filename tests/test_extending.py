@@ -348,6 +348,7 @@ RUNS = {
 }
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("family", RUNS)
 def test_a_run_under_a_family_of_the_page_trains_and_is_audited_with_its_provider_alone(family: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
@@ -445,6 +446,7 @@ def test_noise_that_keeps_a_state_is_refused_before_a_window_is_charged_for_it(t
     trainer.close()
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("fault", ["a fresh tensor", "a view", "nothing", "as it was", "the second tensor alone"])
 def test_a_sum_that_its_mechanism_did_not_write_or_return_reaches_no_gradient(tmp_path, monkeypatch, fault: str) -> None:
     """Noise in another tensor than the one that was handed over would be lost, and the raw sum go out."""

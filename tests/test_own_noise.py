@@ -160,6 +160,7 @@ KINDS = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("cap", [0, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_suffices_for_a_limit_suffices_if_all_steps_that_may_be_are_done_again(kind, cap):

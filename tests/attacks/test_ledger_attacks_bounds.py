@@ -490,6 +490,7 @@ def test_what_contributors_signed_and_a_registry_make_an_audit_full(tmp_path):
     assert (report.bounds.admits, report.bounds.held, report.bounds.keys) == (4, 4, 2)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("lie", "code", "where"), LIES, ids=[lie.__name__ for lie, _, _ in LIES])
 def test_what_nobody_signed_is_found(tmp_path, lie, code, where):
     told = Told.honest()
@@ -593,6 +594,7 @@ def test_bundles_that_end_early_or_late_are_found(tmp_path, cut):
         path.write_bytes(data)
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     "name",
     [

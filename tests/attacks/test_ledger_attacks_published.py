@@ -55,7 +55,7 @@ def kinds(text: str) -> list[str]:
     return found
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(TEXTS)
 def test_E8_running_text_is_text_whatever_it_says(words):
     for before in ("", "- ", "> ", "# ", "| a | ", "**x**: "):
@@ -68,7 +68,7 @@ def test_E8_running_text_is_text_whatever_it_says(words):
     assert said.strip() == visible((words + "x").replace("\n", " ")).strip()
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(TEXTS)
 def test_E8_a_code_span_holds_all_of_a_name_and_stays_in_its_cell(words):
     table = f"| a | b |\n|---|---|\n| {plain.code(words)} | end |\n"
@@ -79,14 +79,14 @@ def test_E8_a_code_span_holds_all_of_a_name_and_stays_in_its_cell(words):
     assert span.content.strip() == visible(words, plain=True).replace("|", "\\x7c").strip()
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(st.one_of(st.sampled_from(HOSTILE), st.text(max_size=40)).filter(lambda text: "\ud800" not in text))
 def test_E8_a_scalar_of_yaml_is_that_text_and_one_line(words):
     shown = plain.scalar(words)
     assert yaml.safe_load(f"- {shown}\n- end\n") == [words, "end"] and shown.isascii() and "\n" not in shown
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(words=TEXTS)
 def test_E8_no_text_changes_what_a_page_consists_of(facts, words):
     ascii_words = "".join(char for char in words if " " <= char <= "~")[:96] or "x"

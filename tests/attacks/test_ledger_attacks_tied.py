@@ -128,6 +128,7 @@ HIDDEN = [
 ]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("name", "data", "form"), [row[1:] for row in HIDDEN], ids=[row[0] for row in HIDDEN])
 def test_E4_weights_and_code_under_the_name_of_a_companion_keep_a_release_from_being_tied_or_are_named(
     run, directory, name, data, form
@@ -230,6 +231,7 @@ def test_plain_companions_are_no_code_and_leave_a_release_tied(run, directory, n
     assert (found.status, found.opaque, found.code) == ("TIED", (), ())
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     ("name", "data", "what"),
     [
@@ -527,6 +529,7 @@ def test_E4_a_manifest_that_calls_a_pickle_text_is_refused_by_who_looks_at_the_f
     assert report.verdict == "FAILED" and "the manifest says text" in report.findings[0].sentence
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("name", "data"),
     [

@@ -22,7 +22,7 @@ def cluster() -> Iterator[Cluster]:
     server.stop()
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("lie", TABLE, ids=lambda lie: f"{lie.kind}: {lie.name}")
 def test_lies_get_the_verdict_that_they_should(lie: Lie, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     places = []

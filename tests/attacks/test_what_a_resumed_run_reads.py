@@ -28,8 +28,7 @@ from ledger.log import Ledger  # noqa: E402
 from ledger.log.pinned import open_pinned, sign_pinned  # noqa: E402
 from ledger.note import NoteSigner  # noqa: E402
 from tests.attacks.test_ledger_attacks_training import rows_of, run_to, start  # noqa: E402
-from tests.reference.families import FAMILIES  # noqa: E402
-from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.trainer import Trainer, layers  # noqa: E402
 from tests.worlds.training import World, make_world  # noqa: E402
 
 
@@ -84,7 +83,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(23)
 def test_a_state_changed_between_stop_and_resume_is_refused_before_anything_is_charged_or_loaded(world, what):
     stopped(world)
     changed_states(checkpoint(world, 4), CHANGES[what])
@@ -99,7 +98,7 @@ def test_a_state_changed_between_stop_and_resume_is_refused_before_anything_is_c
     assert caught.value.code == "STATE_CHANGED" and "step-00000004" in caught.value.sentence
     assert rows_of(world.ledger) == size
     torch.manual_seed(0)
-    fresh = FAMILIES["bert"]().model.parameters()
+    fresh = layers().model.parameters()
     assert all(torch.equal(own, new) for own, new in zip(kept, fresh, strict=True)), "the model is as it was made"
 
 
@@ -154,7 +153,7 @@ SWAPS = {
 
 
 @pytest.mark.parametrize("how", SWAPS)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(23)
 def test_a_checkpoint_that_is_swapped_signed_anew_or_not_whole_is_refused(world, how):
     stopped(world)
     attack, code = SWAPS[how]

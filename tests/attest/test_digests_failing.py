@@ -37,6 +37,7 @@ def full_disk(after):
     return pwrite
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("after", [0, 1, 5, 40, 200, 1000])
 @pytest.mark.parametrize("count", [600, 1500, 6000])
 def test_no_key_is_forgotten_when_the_disk_is_full(monkeypatch, after, count):

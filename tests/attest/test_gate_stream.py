@@ -78,6 +78,7 @@ def one_by_one(world, items, seen):
             yield Refused(outcome, item.locator)
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_a_stream_admits_and_refuses_what_decide_does(world, many, workers, monkeypatch):
     monkeypatch.setattr(gate_module, "PARALLEL_FROM", 30)

@@ -175,6 +175,7 @@ def test_a_form_learned_for_one_use_or_class_passes_no_other(world, policy, purp
         assert of_open == ("ADMITTED" if purpose == TRAIN else "PURPOSE")
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("purpose", BUILT)
 def test_a_corpus_is_judged_for_one_use_in_every_process(world, policy, corpus, purpose, workers, monkeypatch):

@@ -137,6 +137,7 @@ def same(one, other):
     assert one.refused == other.refused and (one.now, one.registry_root) == (other.now, other.registry_root)
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("shards", [1, 2, 3, 7, 40, 1000])
 def test_shards_one_after_the_other_are_the_corpus(corpus, shards):
     def plain(items):
@@ -191,6 +192,7 @@ def test_a_shard_hashes_its_own_records_alone(corpus, monkeypatch):
     assert 3 < len(found) < 9 and len([data for data in sizes if data.startswith(b"{")]) == len(found)
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("shards", [1, 2, 5, 30])
 def test_merged_verdicts_give_the_report_of_one_process(cluster, shards):
     whole = cluster.whole()

@@ -62,6 +62,7 @@ def test_entries_of_the_path_that_are_no_strings_are_left_out(world, monkeypatch
         assert isinstance(answered(world, workers)[0], Passed)
 
 
+@pytest.mark.one_in(23)
 @pytest.mark.parametrize("options", [["-I"], ["-E"], ["-P"], []])
 def test_workers_start_under_an_isolated_interpreter(options, tmp_path):
     (tmp_path / "json.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
@@ -112,7 +113,7 @@ def stillborn(tmp_path, monkeypatch):
     return choose
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("real", [(), (False, True), (True, False)])
 def test_workers_that_never_start_are_done_without_unless_somebody_insists(world, stillborn, real, monkeypatch):
     monkeypatch.setattr(gate_module, "PARALLEL_FROM", 0)

@@ -76,7 +76,7 @@ def layers_of(family: Family) -> Any:
     return list(family.layers[-1]) if isinstance(family.layers[-1], tuple) else family.layers[-1]
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_check_says_what_a_run_says(name: str, tmp_path: Path) -> None:
     family = ZOO[name]
@@ -156,6 +156,7 @@ def collated(numbers: list[int], rows: dict[str, torch.Tensor]) -> dict[str, tor
     return {key: torch.zeros((len(numbers), *value.shape[1:])) for key, value in rows.items()}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MENDED)
 def test_the_repairs_that_are_shown_are_python_after_which_a_run_takes_the_model(name: str, tmp_path: Path) -> None:
     make, rows = MENDED[name]
@@ -244,6 +245,7 @@ def test_an_optimizer_that_a_run_refuses_is_refused() -> None:
     assert finding.code == "CLOSURE_OPTIMIZER"
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("weights", [False, True])
 def test_a_folder_of_transformers_is_checked_with_weights_or_without(tmp_path: Path, weights: bool) -> None:
     model = ZOO["BERT"].build()

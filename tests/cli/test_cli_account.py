@@ -182,6 +182,7 @@ def test_expected_occurrences_of_secret_draws_are_a_rate(shell):
     assert more["code"] == "OCCURRENCES" and more["nearest"] == 100
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     ("arguments", "code", "nearest"),
     [

@@ -10,6 +10,7 @@ from dptrain.progress import attestations_in
 from tests.cli.terminals import on_terminal
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("name", ["pipe.attest", "corpus/pipe.attest"])
 def test_a_named_pipe_does_not_stop_the_count_for_the_bar(shell, corpus, name):
     corpus()
@@ -29,6 +30,7 @@ def test_the_count_for_the_bar_follows_no_links(shell, corpus):
     assert attestations_in(shell.directory / "corpus") == expected
 
 
+@pytest.mark.one_in(23)
 @pytest.mark.parametrize("path", [".", "../corpus", "./"])
 def test_the_corpus_may_be_the_directory_that_one_stands_in(shell, corpus, path):
     corpus()

@@ -476,6 +476,7 @@ def test_a_file_that_is_no_withdrawal_or_that_others_signed_is_passed_over_by_no
     assert run(clinic)["texts"] == 1
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["{}.taken", "{}.refused", "{}~"])
 def test_a_withdrawal_counts_whatever_its_name_is_and_what_is_hidden_or_a_folder_is_told(clinic, name):
     sign(clinic, "notes", texts(4))

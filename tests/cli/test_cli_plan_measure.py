@@ -57,6 +57,7 @@ def test_time_memory_and_shares_are_measured_and_nothing_is_left_behind(shell, r
     assert by_class["sensitive"]["effective_multiplier"] == answer["classes"][0]["preset"]["effective_multiplier"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "extra",
     [

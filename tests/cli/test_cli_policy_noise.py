@@ -67,6 +67,7 @@ def named(answer: dict) -> dict[tuple, dict]:
     return {(item["family"], item["bands"] or item["buffers"], item["draws"]): item for item in answer["strategies"]}
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("objective", ["mean", "max"])
 def test_every_strategy_has_the_figures_of_the_library_in_every_class(shell, objective):
     found = named(noise(shell, SECRET, "--target-epsilon", "3", "--target-epsilon", "seldom=2", "--objective", objective))
@@ -162,7 +163,8 @@ def test_costs_are_those_of_the_coefficients_that_are_signed(shell, accountant):
 
 def test_momentum_is_summed_up_with_its_weights(shell):
     options = ("--target-epsilon", "3", "--momentum", "0.9")
-    found = named(noise(shell, PUBLIC, *options))
+    answer = noise(shell, PUBLIC, *options)
+    found = named(answer)
     workload = toeplitz.momentum(STEPS, 0.9)
     plain = choice.at_epsilon(identity(), STEPS, 3.0, DELTA, TURNS["often"], "mean", workload)
     assert found["gaussian", None, "turns"]["classes"]["often"]["rmse"] == pytest.approx(plain.rmse)
@@ -171,7 +173,7 @@ def test_momentum_is_summed_up_with_its_weights(shell):
     other = Toeplitz(tuple(toeplitz.optimal_coefficients(STEPS, 8)))
     without = choice.at_epsilon(other, STEPS, 3.0, DELTA, TURNS["often"], "mean", workload)
     assert found["banded_toeplitz", 8, "turns"]["classes"]["often"]["rmse"] < 0.99 * without.rmse
-    assert any("momentum" in sentence for sentence in noise(shell, PUBLIC, *options)["left_out"])
+    assert any("momentum" in sentence for sentence in answer["left_out"])
 
 
 def test_what_was_left_out_is_said(shell):

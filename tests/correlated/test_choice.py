@@ -13,6 +13,7 @@ from ledger.errors import AccountantError
 DELTA = 1e-6
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(
     ("steps", "contributions", "batch", "epsilon", "accountant", "best"),
     [

@@ -102,6 +102,7 @@ def test_covariance_over_steps_is_that_of_the_noising_matrix_on_its_left(name):
     assert np.abs(whitened @ whitened.T / draws - np.eye(N)).max() < 5.0 * np.sqrt(2.0 / draws)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_bits_do_not_depend_on_the_parts_in_which_a_tensor_comes(name, monkeypatch):
     size = (1 << 16) + 37

@@ -168,6 +168,7 @@ RESUMED = {
 }
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("stops", [(1,), (4,), (2, 5, 6)])
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_run_that_goes_on_elsewhere_has_the_covariance_of_one_that_stays(name, stops):

@@ -72,6 +72,7 @@ def bounded(matrix: np.ndarray, participation: Participation) -> float:
     return max(float(np.sqrt(gram[np.ix_(chosen, chosen)].sum())) for chosen in map(list, allowed(len(matrix), participation)))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("participation", PARTICIPATIONS, ids=repr)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_bounds_hold_and_are_attained_where_they_say_so(name, participation):
@@ -143,6 +144,7 @@ def exactly(turned: list[list[float]]) -> Fraction:
     return max(sum(inverse[row][column] ** 2 for row in range(n)) for column in range(n))
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_matrix_of_the_noise_is_what_is_bounded_and_not_its_rounding(seed):
     """Noise is made of C^-1: what float64 takes for its inverse is off, and that is added."""
@@ -158,6 +160,7 @@ def test_the_matrix_of_the_noise_is_what_is_bounded_and_not_its_rounding(seed):
         Dense(np.eye(3), np.eye(3) * (1 + 1e-6))
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("seed", range(3))
 def test_products_that_cancel_are_bounded_all_the_same(seed):
     """Against sums in rational arithmetic, of columns whose products nearly cancel out."""

@@ -38,6 +38,7 @@ def test_banded_optima_reach_the_table(objective, bands):
         assert (np.diff(column) <= 0).all() and (column >= 0).all()
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(
     ("objective", "buffers"),
     [pytest.param(*case, marks=pytest.mark.slow) if case == ("mean", 3) else case for case in BUFFERED],
@@ -76,6 +77,7 @@ def test_dense_optima_of_several_participations():
     assert sensitivity(banded, n, Participation(period)).value == pytest.approx(1.0, abs=1e-8)
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize(
     "rates", [[1.0, 0.55, 0.1], pytest.param(np.ones(32), marks=pytest.mark.slow), 0.5 + 0.5 * np.cos(np.linspace(0, 3.0, 16))]
 )

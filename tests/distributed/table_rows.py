@@ -185,7 +185,7 @@ def _profiles() -> Iterator[Row]:
     yield from both(PROFILE, "contiguous band", quick=(0, 1))
     yield from both(PROFILE, "layers by number", classes=two("layers = [0, 2]", "layers = [1], head = true"))
     yield from both(PROFILE, "set of names", classes=NAMES)
-    yield from both(PROFILE, "towers", subject=partial(models.profiled, "two_towers"), classes=TOWERS, quick=(1, 0))
+    yield from both(PROFILE, "towers", subject=partial(models.profiled, "two_towers"), classes=TOWERS, quick=(2, 0))
     yield from both(PROFILE, "adapter", subject=partial(models.profiled, "two_adapters"), classes=ADAPTERS)
     yield from both(PROFILE, **(_kind("prefix tuning", "Prefix tuning over BERT") | {"classes": PREFIXES}))
     yield from both(PROFILE, "heads", subject=partial(models.masked, "biased_llama"), classes=HEADS, quick=(2, 0))
@@ -245,7 +245,7 @@ def _draws() -> Iterator[Row]:
 def _budgets() -> Iterator[Row]:
     yield from both(BUDGET, "shares of blocks", policy=BUDGETS, quick=(0, 2))
     capped = {"template_extra": {"max_occurrences": 3}, "rate": "0.9"}
-    yield from both(BUDGET, "max_occurrences, with resume", world=capped, way=runs.with_a_break, quick=(1, 0))
+    yield from both(BUDGET, "max_occurrences, with resume", world=capped, way=runs.with_a_break, quick=(2, 0))
     limit = CLASSES + "max_epsilon_total = "
     yield from both(BUDGET, "max_epsilon_total over two runs", classes=f"{limit}100\n", way=runs.twice, fixed=False)
     out = ("BUDGET", "leave the contribution out")
@@ -258,7 +258,7 @@ def _loop() -> Iterator[Row]:
     without = ("REENTRANT_CHECKPOINT", "use_reentrant=False")
     yield fast(LOOP, "gradient checkpointing that is reentrant", change=models.REENTRANT, refused=without)
     yield from both(LOOP, "forward hooks", change=models.hooked, wrap=models.in_hooked_wrapper)
-    yield from both(LOOP, "autocast to bfloat16", around=models.in_half, quick=(0, 1))
+    yield from both(LOOP, "autocast to bfloat16", around=models.in_half, quick=(0, 2))
     yield from both(LOOP, "dropout", subject=models.dropping)
     yield from both(LOOP, "states=[scheduler], with resume", scheduled=True, way=runs.with_a_break)
     yield from both(LOOP, "scheduler prepared by accelerate", accelerated=True, scheduled=True, quick=(0, 2))
@@ -268,7 +268,7 @@ def _loop() -> Iterator[Row]:
     yield from both(LOOP, "clip_blocks_", clip=0.5, quick=(2, 0))
     yield from both(LOOP, "save, epsilon, evaluation in the first process alone", way=runs.led)
     yield from both(LOOP, "dry_run", preparing={"dry_run": True}, way=runs.rehearsed)
-    yield from both(LOOP, "export", way=runs.exported, fixed=False, quick=(0, 1))
+    yield from both(LOOP, "export", way=runs.exported, fixed=False, quick=(0, 2))
     yield fast(LOOP, "own", own=True, fixed=False)
 
 
@@ -278,7 +278,7 @@ def _data() -> Iterator[Row]:
     yield from both(DATA, "public class, float64", classes=PUBLIC, change=nn.Module.double, world=many, rounding=True)
     yield from both(DATA, "several examples", **EXAMPLES)
     yield from both(DATA, "several examples, spread over microbatches", **SPREAD, quick=(0, 2))
-    yield from both(DATA, "several examples, decoded by workers", **(EXAMPLES | {"opening": {"workers": 1}}), quick=(1, 0))
+    yield from both(DATA, "several examples, decoded by workers", **(EXAMPLES | {"opening": {"workers": 1}}), quick=(2, 0))
     yield from both(DATA, "public lengths", subject=models.reader, classes=LENGTHS, world=models.lengthy, quick=(2, 0))
 
 

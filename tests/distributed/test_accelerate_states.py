@@ -15,7 +15,8 @@ from ledger.audit import verify_export  # noqa: E402
 from ledger.errors import PinRefused  # noqa: E402
 from tests.distributed.launched import launched  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
-from tests.worlds.trainer import Trainer, collate_tokens  # noqa: E402
+from tests.worlds.trainer import BertTrainer as Trainer  # noqa: E402
+from tests.worlds.trainer import collate_tokens  # noqa: E402
 from tests.worlds.training import World, make_world  # noqa: E402
 
 

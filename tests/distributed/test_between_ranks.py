@@ -152,6 +152,7 @@ def without_states(rank: int, root: Path, cleared: bool) -> int:
     return begun
 
 
+@pytest.mark.slow
 def test_optimizers_without_states_are_saved_and_read_under_fsdp2(tmp_path: Path) -> None:
     make_world(tmp_path, steps=4, window_steps=1)
     assert launched(without_states, 2, tmp_path, True) == [1, 1]

@@ -118,6 +118,7 @@ def test_a_step_of_more_microbatches_than_were_reckoned_with_keeps_float64(world
         assert one.word == SUMS32 and one.kinds == {torch.float64}
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(("most", "word"), [(300, SUMS32), (10_000, FLOAT32), (30_000, FLOAT64)])
 def test_a_run_of_large_draws_sends_and_keeps_what_the_margin_allows(world: Path, most: int, word: str) -> None:
     kept = torch.float32 if word == SUMS32 else torch.float64

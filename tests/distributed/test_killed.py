@@ -137,9 +137,10 @@ def chain(root: Path, moments: Sequence[tuple[int, int, int, float]], last: int)
     return told
 
 
-def test_a_run_that_is_killed_four_times_goes_on_and_its_record_counts_everything(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_several_times_goes_on_and_its_record_counts_everything(tmp_path: Path, times: int) -> None:
     """Rank 1, rank 0, the only process, and rank 1 again, in the middle of a step."""
-    moments = [(2, 1, 5, 0.005), (2, 0, 5, 0.02), (1, 0, 3, 0.0), (2, 1, 5, 0.01)]
+    moments = [(2, 1, 5, 0.005), (2, 0, 5, 0.02), (1, 0, 3, 0.0), (2, 1, 5, 0.01)][:times]
     told = chain(tmp_path, moments, 2)
     assert told[0]["begun"] >= 4
 

@@ -148,6 +148,7 @@ def raising(rank: int, root: Path, who: int, resume: bool) -> tuple[int, int]:
     return begun, recorder.ledger.state.charged
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("who", [0, 1])
 def test_an_exception_in_the_loop_of_one_rank_ends_the_others_and_costs_a_window(tmp_path: Path, who: int) -> None:
     """Rank 0 saves the last whole step, whoever raised, and the run goes on behind it."""

@@ -89,7 +89,7 @@ noise = { family = "banded_toeplitz", parameters = { bands = 3, coefficients = [
 @pytest.mark.parametrize(
     ("family", "steps", "ways"),
     [
-        ("bert", 5, BOTH),
+        ("bert", 3, BOTH),
         pytest.param("bert", STEPS, (*BOTH, (4, False)), marks=pytest.mark.slow),
         pytest.param("gpt2_lora", STEPS, (*BOTH, (4, False)), marks=pytest.mark.slow),
     ],
@@ -186,6 +186,7 @@ def of_units(rank: int, root: Path) -> tuple[str, set[str]]:
     return found, again
 
 
+@pytest.mark.slow
 def test_modules_that_are_units_of_their_own_give_the_bits_of_one_process(tmp_path: Path) -> None:
     """As the last norm and the head of a language model are under accelerate; one of them runs again for its gradient."""
     small_world(tmp_path, per_class=5, steps=3, policy_extra='exactness = "certified"')

@@ -126,6 +126,7 @@ def test_probes_hold_as_many_bytes_a_coordinate_as_shards_have_and_one_tensor_mo
     assert list(found.values()) == sorted(set(found.values()))
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(
     ("what", "code"), [("gradients", "GRADIENT_MISMATCH"), ("sums", "SHARD_LAYOUT"), ("rows", "SHARD_LAYOUT")]
 )
@@ -135,6 +136,7 @@ def test_what_is_wrong_at_one_rank_is_refused_at_all_by_the_same_tensor(tmp_path
     assert found[0] == found[1] and found[0].startswith(f"{code} "), found
 
 
+@pytest.mark.slow
 def test_how_torch_would_divide_gradients_or_round_them_refuses_no_model(tmp_path: Path) -> None:
     small_world(tmp_path)
     assert launched(told, 2, tmp_path) == [["begun"] * 3] * 2

@@ -92,6 +92,7 @@ def test_a_refusal_of_one_process_ends_all_with_code_1(world: Digits) -> None:
     assert not (world.root / "ledger.db").exists()
 
 
+@pytest.mark.slow
 def test_the_program_of_quickstart_trains_on_two_processes(tmp_path: Path) -> None:
     from dptrain.demo.quickstart import quickstart
 
@@ -108,6 +109,7 @@ def test_the_program_of_quickstart_trains_on_two_processes(tmp_path: Path) -> No
     assert verify_export(tmp_path / "run" / "export", key).verdict == "FULL"
 
 
+@pytest.mark.slow
 def test_a_comparison_on_two_processes_is_that_on_one(world: Digits) -> None:
     (alone,) = launched(compared, 1, str(world.run))
     first, second = launched(compared, 2, str(world.run))

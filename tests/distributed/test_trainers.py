@@ -137,6 +137,7 @@ def _own(rank: int, folder: Path, stop: int, resume: bool, sharded: bool = False
     return trained(rank, folder, epsilon=8.0, stop=stop, resume=resume, save=2, sharded=sharded)
 
 
+@pytest.mark.slow
 def test_a_stopped_trainer_goes_on_under_fsdp2(tmp_path: Path) -> None:
     first = launched(_own, 2, tmp_path, 2, False, True)
     second = launched(_own, 2, tmp_path, 0, True, True)

@@ -15,7 +15,8 @@ from tests.guarantees import peers  # noqa: E402
 from tests.reference import naive_certified, streams  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
 from tests.reference.zoo import ZOO  # noqa: E402
-from tests.worlds.trainer import Trainer, collate_tokens  # noqa: E402
+from tests.worlds.trainer import BertTrainer as Trainer  # noqa: E402
+from tests.worlds.trainer import collate_tokens  # noqa: E402
 from tests.worlds.training import World, make_world, token_record  # noqa: E402
 
 KEY = b"\x21" * 32

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from dptrain.errors import CompileRefused, LossShape, StepOrder  # noqa: E402
 from dptrain.routing import graphs  # noqa: E402
 from tests.guarantees.test_public_class import CLASSES as PUBLIC_AND_PRIVATE  # noqa: E402
-from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.trainer import BertTrainer as Trainer  # noqa: E402
 from tests.worlds.training import World, make_world, token_record  # noqa: E402
 
 KEY = bytes(range(32))

@@ -94,7 +94,7 @@ def assert_equal(model: nn.Module, other: nn.Module) -> None:
         assert torch.equal(own, their), name
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_every_torch_optimizer_trains_on_private_gradients_alone(tmp_path, releases, name: str) -> None:
     model = matrices_only(net()) if name == "muon" else net()
@@ -167,6 +167,7 @@ def two_groups(model: nn.Module) -> list[dict]:
     return [{"params": decayed, "lr": 0.1, "weight_decay": 0.3}, {"params": rest, "lr": 0.01, "weight_decay": 0.0}]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", list(SCHEDULERS))
 def test_schedulers_step_once_per_logical_step_and_per_group(tmp_path, releases, name: str) -> None:
     model = net()
@@ -199,6 +200,7 @@ depth = {{ from = 0.34, to = 1.0 }}
 """
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ["adamw", "sgd_nesterov", "adafactor", "adamw_fused"])
 def test_decay_and_momentum_never_move_a_tensor_that_is_frozen_or_outside_every_band(tmp_path, name: str) -> None:
     """The optimizer holds them, with a decay that would halve them in a step; without a gradient it leaves them alone."""
@@ -302,6 +304,7 @@ def test_a_parameter_outside_the_model_that_the_optimizer_holds_is_refused(tmp_p
         Run(small_world(tmp_path), model, optimizer=torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1))
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("what", ["scheduled", "frozen"])
 def test_flags_changed_during_a_run_are_refused_before_a_backward_and_before_a_step(tmp_path, what: str) -> None:
     model = net()

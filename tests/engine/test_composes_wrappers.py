@@ -80,6 +80,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 # --- accelerate ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("order", ["accelerate first", "dptrain first", "without accelerate"])
 def test_accelerate_in_either_order_with_a_prepared_scheduler(tmp_path, order: str) -> None:
     torch.manual_seed(0)
@@ -157,6 +158,7 @@ def test_accelerators_own_backward_leaves_no_gradient_and_adds_nothing(tmp_path,
 # --- averages of weights, copies -------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("kind", ["swa", "ema"])
 @pytest.mark.parametrize("made", ["before prepare", "during the run"])
 def test_averages_of_the_weights_are_averages_of_released_states(tmp_path, kind: str, made: str) -> None:
@@ -183,6 +185,7 @@ def test_averages_of_the_weights_are_averages_of_released_states(tmp_path, kind:
         assert torch.allclose(value, expected, rtol=0, atol=1e-12), name
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("when", ["between steps", "with a microbatch under way"])
 def test_a_copy_of_the_model_is_no_part_of_the_run(world, plain, when: str) -> None:
     """Its hooks do nothing: its forwards, its own training and its size leave the run alone, and no gradient comes along."""
@@ -230,6 +233,7 @@ def test_a_copy_made_during_a_run_can_be_the_model_of_another_run(tmp_path) -> N
 # --- saved models ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("family", ["bert", "gpt2_tied"])
 def test_transformers_save_during_and_after_a_run_and_load_back(tmp_path, family: str) -> None:
     trainer = Trainer(small_world(tmp_path, steps=2, now=None), family)
@@ -252,6 +256,7 @@ def test_transformers_save_during_and_after_a_run_and_load_back(tmp_path, family
     assert all(p.requires_grad for p in trainer.model.parameters())
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("family", ["bert_lora", "gpt2_lora"])
 def test_peft_saves_adapters_during_and_after_a_run_and_loads_back(tmp_path, family: str) -> None:
     from peft import PeftModel
@@ -274,6 +279,7 @@ def test_peft_saves_adapters_during_and_after_a_run_and_loads_back(tmp_path, fam
     check(tmp_path / "after")
 
 
+@pytest.mark.slow
 def test_adapters_switched_off_inside_the_loop_are_refused_by_name(tmp_path) -> None:
     """peft's disable_adapter() gives the adapter back to autograd when it ends; no raw gradient may follow."""
     trainer = Trainer(small_world(tmp_path, steps=2, now=None), "bert_lora")

@@ -178,6 +178,7 @@ def keys_of(world: World, *runs: World) -> list[str]:
     return [SIGNER.vkey, *((world.root / f"{one.ledger.stem}.pub").read_text().strip() for one in (world, *runs))]
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("as_export", [False, True])
 def test_a_run_that_counts_a_budget_is_full_with_its_export_and_carries_what_texts_may_cost(tmp_path, as_export):
     world = world_with_texts(tmp_path, steps=STEPS, limit=100_000_000)
@@ -266,6 +267,7 @@ def test_an_export_of_a_budget_is_audited_before_it_is_counted(tmp_path):
 # --- going on -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("as_export", [False, True])
 def test_a_resumed_run_takes_a_budget_that_grew_and_no_shorter_or_other_one(tmp_path, as_export):
     world = world_with_texts(tmp_path, steps=STEPS, limit=100_000_000)

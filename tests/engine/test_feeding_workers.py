@@ -179,6 +179,7 @@ def test_a_run_is_the_same_to_the_bit_with_workers_and_without(
     assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize("who", [0, -1])
 def test_collate_that_begins_to_draw_amid_a_run_is_seeded_from_the_same_microbatch_on(tmp_path: Path, who: int) -> None:
@@ -244,6 +245,7 @@ def test_the_answer_for_rows_that_cannot_be_pickled_is_that_it_failed() -> None:
 # ------------------------------------------------------------------------------------------------------ only what is charged
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_nobody_is_drawn_before_the_window_of_the_step_is_charged(world: World, monkeypatch, workers: int) -> None:
@@ -539,7 +541,7 @@ def program(world: World, wait: float) -> "subprocess.Popen[str]":
     )  # fmt: skip
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_interrupted_or_killed_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     world = peers.small_world(tmp_path / "w", per_class=12, steps=8, window_steps=4, now=None)
@@ -557,6 +559,7 @@ def test_a_run_that_is_interrupted_or_killed_leaves_no_process(tmp_path: Path, n
             assert log.state.open_window is None and log.state.position >= 2
 
 
+@pytest.mark.slow
 def test_functions_of_a_script_without_a_guard_run_in_workers(tmp_path: Path) -> None:
     world = peers.small_world(tmp_path / "w", per_class=12, steps=3, window_steps=2, now=None)
     with program(world, 0.0) as running:

@@ -115,6 +115,7 @@ def test_the_end_of_a_run_that_wrote_says_the_same_whatever_was_written(world) -
     assert len(said) == 1
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("what", BEHIND_TORCH)
 def test_once_something_changed_that_no_operation_announced_noise_alone_is_released(world, what) -> None:
     found, model, error = written(world, BEHIND_TORCH[what], at=2)
@@ -170,6 +171,7 @@ def test_the_digest_of_what_is_not_trained_is_that_of_the_start_whatever_was_wri
 # --- leaves outside the model -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("when", ["first microbatch", "second shape", "another step"])
 def test_a_leaf_outside_the_model_is_refused_whenever_it_first_takes_part(world: World, when: str) -> None:
     """Five contributions in microbatches of three: a step has two shapes, and the second may meet what the first did not."""

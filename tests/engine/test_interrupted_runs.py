@@ -56,6 +56,7 @@ def charges(world: World) -> list[tuple[int, int, int]]:
         return [(window.attempt, window.first_step, window.n_steps) for window in log.state.windows]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("raised", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
 def test_a_bug_at_step_two_costs_one_step_each_time(world: World, raised: type[BaseException]) -> None:
     """The first try charges step 1, which is kept, and step 2; every later one charges step 2 again and nothing else."""
@@ -72,6 +73,7 @@ BEHIND_7 = [(1, 8, 1), (1, 9, 1), (1, 10, 1), (1, 11, 1), (1, 12, 1)]
 BEHIND_8 = [(1, 9, 1), (1, 10, 1), (1, 11, 1), (1, 12, 1)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("where", "later"), [("forward", BEHIND_7), ("released", BEHIND_7), ("stepped", BEHIND_8)])
 def test_a_run_goes_on_behind_the_last_whole_step(world: World, where: str, later: list[tuple[int, int, int]]) -> None:
     """Step 8 lies in the window of steps 7 to 10; that window is settled with what was released of it, and stays charged."""

@@ -36,6 +36,7 @@ def handlers():
         signal.signal(number, handler)
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize(("noise", "saved"), [(BANDS, 3), ("", 2)], ids=["correlated", "independent"])
 def test_an_interrupt_in_a_release_saves_the_last_step_that_the_optimizer_took(tmp_path, monkeypatch, noise, saved) -> None:
     """With independent noise it is the step before, at once; with correlated noise that step itself, which then is whole."""

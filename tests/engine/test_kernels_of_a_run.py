@@ -10,7 +10,8 @@ from dptrain.errors import ResumeRefused, UnsupportedModule  # noqa: E402
 from dptrain.gradients import matmul  # noqa: E402
 from dptrain.gradients.forms import Outer  # noqa: E402
 from dptrain.kernels import reductions  # noqa: E402
-from tests.worlds.trainer import Trainer, audited  # noqa: E402
+from tests.worlds.trainer import BertTrainer as Trainer  # noqa: E402
+from tests.worlds.trainer import audited  # noqa: E402
 from tests.worlds.training import make_world  # noqa: E402
 
 SENTENCE = "Float32 products are by oneDNN, and by kernels of dptrain's own"
@@ -57,6 +58,7 @@ def test_left_to_torch_nothing_goes_elsewhere_and_the_header_is_silent(tmp_path,
     trainer.close()
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("began", ["torch", "fastest"])
 def test_a_run_goes_on_with_the_kernels_that_it_began_with(began: str, tmp_path) -> None:
     world = make_world(tmp_path, steps=3)
@@ -101,6 +103,7 @@ def doubled_bias(x: torch.Tensor, y: torch.Tensor, found: torch.Tensor) -> torch
     return found
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("spoil", [one_bit, on_a_pattern, doubled_bias])
 @pytest.mark.parametrize("family", ["bert", "gpt2_tied"])
 def test_the_probes_find_a_product_that_is_wrong(family: str, spoil: Any, tmp_path, every_product, monkeypatch) -> None:
@@ -145,6 +148,7 @@ def test_probes_leave_nothing_of_the_weights_behind(tmp_path, every_product) -> 
     trainer.close()
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("sums", [False, True], ids=["forward", "sums"])
 def test_a_product_that_is_wrong_at_full_size_alone_is_found(sums: bool, tmp_path, every_product, monkeypatch) -> None:
     """Three times too large a sum would be three times the clip; the probes have few rows, and are right."""
@@ -183,6 +187,7 @@ def test_in_a_probe_norms_of_one_position_whose_squares_vanish_are_no_wrong_kern
     assert bool((found >= true).all()) and bool((found <= 1.1 * true).all())
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.skipif(reductions.library() is None, reason="no C++ compiler here, so libraries compute")
 @pytest.mark.parametrize("factor", [1.001, 0.0, float("nan")])
 @pytest.mark.parametrize("alone", [True, False])

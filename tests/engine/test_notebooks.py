@@ -87,6 +87,7 @@ def notebook(tmp_path: Path, monkeypatch) -> Notebook:
     return Notebook(tmp_path)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("where", ["top", "inside", "released", "stepped"])
 def test_all_cells_run_again_go_on_where_they_were_at_the_cost_of_one_step(notebook: Notebook, where: str) -> None:
     notebook.fault = (3, where)
@@ -193,6 +194,7 @@ USES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_a_run_whose_ledger_was_opened_again_says_so_when_it_is_used(world: World, monkeypatch, use: Callable) -> None:
     """The second names the ledger otherwise."""
@@ -250,6 +252,7 @@ def hooks(model: nn.Module, optimizer: Any) -> dict[str, int]:
     return found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("how", ["close", "inside a step", "with", "over"])
 def test_close_gives_back_every_parameter_as_it_was_and_removes_every_hook(world: World, how: str) -> None:
     """Also of a run that was left inside a microbatch, and of parameters that were not trained before."""
@@ -284,6 +287,7 @@ def test_close_gives_back_every_parameter_as_it_was_and_removes_every_hook(world
     optimizer.step()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("left", ["resumed", "between two steps", "inside a step", "over"])
 def test_a_run_that_is_dropped_gives_up_its_ledger_at_once(world: World, left: str) -> None:
     """No cycle of ours waits for the garbage collector, which is off. The program keeps model and optimizer."""

@@ -12,7 +12,7 @@ from dptrain.engine.step import Parts, Steps  # noqa: E402
 from dptrain.errors import ConfigError, StepOrder  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from tests.guarantees.test_coupling import Net, collate, one_per_example  # noqa: E402
-from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.trainer import BertTrainer as Trainer  # noqa: E402
 from tests.worlds.training import CLASSES, make_world, token_record  # noqa: E402
 
 POLICY = 'corpus = "own"\ndelta = 1e-5\nsteps = 3\nnormalizer = 4\nepoch_steps = 2\n' + CLASSES.format(q="0.5")

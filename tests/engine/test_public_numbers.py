@@ -114,6 +114,7 @@ def test_times_are_told_where_occurrences_are_public_and_are_those_of_the_runs_c
     assert all(line.keys() == SECRET | {"time"} for line in found)
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("stepped", [False, True])
 @pytest.mark.parametrize("fault", [1, 2, 8])
 def test_an_attempt_that_goes_on_leaves_every_step_once(world: World, tmp_path: Path, fault: int, stepped: bool) -> None:
@@ -140,7 +141,7 @@ CRASH = """
 """
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize(("step", "save", "kept"), [(9, 8, 8), (3, 0, 0), (11, 7, 7)])
 def test_a_crash_leaves_lines_that_agree_with_the_ledger(world: World, tmp_path: Path, step: int, save: int, kept: int) -> None:
     """The process is gone at a step; what is saved in the middle of a window has its lines before it."""
@@ -162,6 +163,7 @@ def test_a_crash_leaves_lines_that_agree_with_the_ledger(world: World, tmp_path:
         assert found[-1]["charged"] == log.state.charged > STEPS
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("text", ["notes of mine\n", '{"step": 1}\n', "[]\n", '{"run": "00", "step": 1}\n'])
 def test_a_file_of_something_else_is_refused_before_a_charge_and_left_alone(world: World, tmp_path: Path, text: str) -> None:
     path = tmp_path / "m"

@@ -11,7 +11,7 @@ from attest.gate.admission import AdmittedRows
 from dptrain.data.contributions import Pool, in_ledger_order, slots_for
 from dptrain.data.slots import Slot, Slots
 from dptrain.record.recorder import _admissions, _one_of_each_form, by_terms
-from tests.worlds.trainer import Trainer
+from tests.worlds.trainer import BertTrainer as Trainer
 from tests.worlds.training import make_world
 
 

@@ -73,8 +73,8 @@ def silenced(server, tmp_path, short, where: str, every: int) -> None:
     assert outcomes["unreported"] == (where == "unanswered")
 
 
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("where", ["swallowed", "unanswered"])
+@pytest.mark.one_in(99)
+@pytest.mark.parametrize("where", ["unanswered", "swallowed"])
 def test_a_server_that_goes_silent_is_given_up_in_bounded_time(server, tmp_path, short, where):
     silenced(server, tmp_path, short, where, every=3)
 

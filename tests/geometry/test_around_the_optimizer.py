@@ -77,6 +77,7 @@ def other_pairs(optimizer: Any) -> None:
     optimizer.pairs = optimizer.pairs[::-1]
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("change", [replaced, shadowed, another_sgd, other_pairs])
 def test_an_optimizer_that_is_changed_behind_prepare_is_judged_again(world: World, change: Any) -> None:
     with run_of(world, net()) as run:

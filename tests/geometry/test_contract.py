@@ -18,6 +18,7 @@ def off_with(geometry: Geometry, kind: str) -> dict[str, float]:
     return check_geometry(geometry, limit=float("inf"), step=1e-3 * float(kind.split()[1]) if "thin" in kind else 1e-4)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tangent_space_of_a_pair_keeps_the_contract_in_double(shape: str, kind: str) -> None:
@@ -28,6 +29,7 @@ def test_the_tangent_space_of_a_pair_keeps_the_contract_in_double(shape: str, ki
     assert geometry.dim == b * m + a * (n - b) == round(float(naive.projector(*geometry.tensors, (a, b)).trace()))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "thin" not in kind])
 def test_the_tangent_space_of_a_pair_keeps_the_contract_in_single(shape: str, kind: str) -> None:

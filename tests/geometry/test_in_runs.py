@@ -52,6 +52,7 @@ def expected(clip: float, scale: float, seeds: Any) -> dict[str, torch.Tensor]:
     return total
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3], ids=["below the clip norm", "near it", "above it"])
 def test_the_sum_is_that_of_projected_contributions_clipped_once_over_pairs_and_the_rest(tmp_path: Path, scale: float) -> None:
     world = tangent_world(tmp_path / "world", clip="0.5")
@@ -118,6 +119,7 @@ def test_noise_has_the_energy_of_the_tangent_space(tmp_path: Path) -> None:
     assert expected_energy == pytest.approx(dim, rel=4 * (2 / (dim * pairs)) ** 0.5)
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("optimizer", [adam, sgd])
 def test_a_swapped_payload_moves_no_block_outside_its_class_in_a_step(tmp_path: Path, optimizer: Any) -> None:
     """Statement A under an optimizer that keeps means, over pairs and over what others move."""
@@ -141,6 +143,7 @@ def test_a_swapped_payload_moves_no_block_outside_its_class_in_a_step(tmp_path: 
     assert not torch.equal(*(one["base_model.model.layers.2.lora_A.default.weight"] for one in found))
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("lost", ["half", "zero"])
 @pytest.mark.parametrize("side", ["A", "Bt"])
 def test_a_pair_that_has_lost_rank_takes_a_plain_step_and_one_with_a_factor_of_zero_does_not(
@@ -270,6 +273,7 @@ WITH = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", WITH)
 def test_what_a_policy_says_besides_goes_with_it_and_its_record_is_full(tmp_path: Path, name: str) -> None:
     world = tangent_world(tmp_path / "world", policy=LINE + WITH[name], clip="0.5", steps=3, now=int(time.time()))

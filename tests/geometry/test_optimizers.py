@@ -195,6 +195,7 @@ def test_where_lora_B_is_zero_the_pair_moves_in_the_space_that_there_is() -> Non
     assert int(at.rank_B) == 3
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     "options",
     [{"lr": -1.0}, {"lr": float("inf")}, {"weight_decay": -0.1}, {"betas": (1.0, 0.9)}, {"floor": -1.0}, {"eps": 0.0}],

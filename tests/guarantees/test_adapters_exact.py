@@ -101,7 +101,7 @@ def adapted(config, family=bert) -> nn.Module:
     return model
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("examples", [1, 2])
 @pytest.mark.parametrize("case", EXACT)
 def test_a_tuner_is_exact_with_random_weights(case: str, examples: int) -> None:
@@ -120,6 +120,7 @@ def test_a_tuner_is_exact_with_random_weights(case: str, examples: int) -> None:
     )
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("case", [case for case in EXACT if "dropout" not in case])
 def test_another_contribution_in_the_batch_changes_nothing(case: str) -> None:
     """P2 with weights far from their start: one row replaced, losses and gradients of all others as they were."""
@@ -183,7 +184,7 @@ def last_tokens(model: nn.Module, batch: dict) -> torch.Tensor:
     return nn.functional.cross_entropy(logits.mT, ids, reduction="none").mean(1)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("examples", [1, 2])
 @pytest.mark.parametrize("task", ["CAUSAL_LM", "SEQ_CLS"])
 @pytest.mark.parametrize("case", PROMPTS)
@@ -236,7 +237,7 @@ def collate(examples: list[dict]) -> dict[str, torch.Tensor]:
     return {"ids": torch.tensor([e["ids"] for e in examples]), "labels": torch.tensor([e["label"] for e in examples])}
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("case", [*PROMPTS, "ia3", "loha", "dora", "lora on embeddings"])
 def test_a_run_with_bands_trains_them_from_their_start(tmp_path, case: str) -> None:
     """The probes pass with peft's own initial weights, and a step moves every tensor of the adapter."""

@@ -93,6 +93,7 @@ def plain(world) -> Seen:
     return masks(world, microbatch=4)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("size", [1, 2, 3, 9])
 def test_in_microbatches_of_another_size(world, plain, size: int) -> None:
     assert_own(masks(world, microbatch=size), plain)
@@ -215,6 +216,7 @@ def shifted(model: nn.Module, rows: Any) -> torch.Tensor:
     return peers.per_example(model, rows) * (1.0 + rows["shift"])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["torch", "random", "numpy"])
 def test_augmentation_in_collate_belongs_to_the_example(world, name: str) -> None:
     """It is called for one example at a time as soon as it draws, under a seed of that example and step."""
@@ -247,6 +249,7 @@ def test_collate_that_draws_from_a_generator_of_its_own_is_refused(world) -> Non
         peers.Run(world, peers.net(), collate_fn=Augments(lambda: torch.rand([], generator=own)))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["torch", "random", "numpy"])
 def test_augmentation_in_decode_belongs_to_the_contribution(world, name: str) -> None:
     draw, found = generators()[name], []

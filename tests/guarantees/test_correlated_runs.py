@@ -94,7 +94,7 @@ def expected_losses(trainer, draws) -> list[float]:
     return found
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_everybody_spends_is_what_they_move_the_releases_by(tmp_path, family) -> None:
     world = world_of(tmp_path, family)
@@ -142,7 +142,7 @@ class Recorded:
         return np.array([torch.cat([value for _, _, value in step]).double().numpy() for step in whole[first:]])
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "normalised"])
 def test_the_noise_of_a_run_is_that_of_its_strategy(tmp_path, monkeypatch, family) -> None:
     """C times what was released is independent noise of deviation 1 over the largest column norm."""
@@ -158,7 +158,7 @@ def test_the_noise_of_a_run_is_that_of_its_strategy(tmp_path, monkeypatch, famil
     trainer.close()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(23)
 @pytest.mark.parametrize("family", ["bands", "buffers", "columns", "dense"])
 def test_a_resumed_run_goes_on_with_the_noise_that_it_had_and_pays_for_rows_done_again(tmp_path, monkeypatch, family) -> None:
     recorded = Recorded(monkeypatch)
@@ -194,7 +194,7 @@ def fsck(world) -> None:
         require_files(folder, read_record(ledger, folder), states_of(world))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(23)
 @pytest.mark.parametrize("change", ["gone", "another", "a byte"])
 def test_another_state_of_the_noise_is_refused_before_anything_is_charged(tmp_path, change) -> None:
     world = world_of(tmp_path)
@@ -241,6 +241,7 @@ def test_a_state_that_was_just_written_stays_beside_those_of_later_steps(tmp_pat
 GROUPS = 'disclosure = "secret_draws"\nsampling = { order = "cyclic_poisson", parameters = { groups = 4 } }\n'
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("order", [TURNS, GROUPS], ids=["turns", "groups"])
 def test_a_checkpoint_that_names_no_state_of_the_noise_is_refused(tmp_path, monkeypatch, order) -> None:
     from dptrain.engine.release import PrivateGradients

@@ -436,6 +436,7 @@ class Evaluated(nn.Module):
         return x * mask.clone()
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("microbatch", [1, 8])
 @pytest.mark.parametrize("extra", [OwnNumbers, Evaluated])
 def test_numbers_that_have_no_address_are_refused_in_microbatches_of_one_as_well(tmp_path, extra, microbatch: int) -> None:
@@ -533,6 +534,7 @@ def knows_no_such_label(model: nn.Module, rows: Any) -> torch.Tensor:
     return -scores.gather(2, rows["labels"].clamp(-100, 50)[..., None]).sum((1, 2))
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("microbatch", [2, 4, 8])
 def test_a_loss_over_the_number_of_labels_in_the_microbatch_is_refused(tmp_path, microbatch: int, monkeypatch) -> None:
     """Were all labels of made-up rows to count, every microbatch would count as many."""
@@ -645,6 +647,7 @@ def padded(examples: list[dict]) -> dict[str, torch.Tensor]:
     return {**collate(examples), "attention_mask": mask}
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("options", [{"microbatch": 1}, {"microbatch": 8, "microbatch_rows": 1}, {"microbatch": 4}])
 def test_a_question_about_padding_is_answered_truly_where_everybody_is_alone(tmp_path, options, given: bool) -> None:

@@ -251,6 +251,7 @@ LATE = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("what", LATE)
 def test_a_hook_or_a_forward_that_comes_after_the_start_is_refused_by_name(world: World, what: str) -> None:
     with Run(world, net()) as run:

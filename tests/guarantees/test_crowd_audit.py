@@ -128,7 +128,8 @@ def test_the_adversary_knows_the_sums_of_the_audited_run(quick: tuple[Scene, int
 
 
 @pytest.mark.one_in(9)
-@pytest.mark.parametrize("name", ["two layers, fast", pytest.param("two layers, certified", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["two layers, fast", "two layers, certified"])
 def test_masks_of_one_generator_are_caught(name: str) -> None:
     """And by an adversary who knows the sums of that engine as well. For BERT, which needs a large crowd, see below."""
     scene = MAIN[name]

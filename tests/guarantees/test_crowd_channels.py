@@ -350,7 +350,7 @@ def marked(channel: Channel):
     return pytest.param(channel, id=channel.scene.name, marks=marks)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("channel", [marked(channel) for channel in CHANNELS])
 def test_no_random_number_of_the_others_depends_on_who_is_drawn(channel: Channel) -> None:
     check_channel(channel)

@@ -98,6 +98,7 @@ def test_the_groups_of_a_run_are_those_of_the_order_of_admission(tmp_path) -> No
 # --------------------------------------------------------------------------------------------------------- what it costs
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("noise", ["", BANDS], ids=["independent", "correlated"])
 def test_a_contribution_pays_for_the_draws_of_its_group(tmp_path, noise) -> None:
     """Eight steps in turns of three: a group has three of them at most."""
@@ -127,6 +128,7 @@ def test_a_run_that_stops_early_pays_for_the_steps_of_the_group_that_had_most(tm
     trainer.close()
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("noise", ["", BANDS], ids=["independent", "correlated"])
 def test_steps_done_again_are_draws_more_and_copies_of_those_whose_noise_was_still_there(tmp_path, noise) -> None:
     """Saved after step 4, ended after step 6: these two are drawn again, and their rows show the draws of 3 and 4 twice."""

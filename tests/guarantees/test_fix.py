@@ -33,6 +33,7 @@ CASES = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
 def test_a_model_that_was_refused_starts_once_it_is_fixed(tmp_path, case: str) -> None:

@@ -29,6 +29,7 @@ def random_schedule(model, rng: random.Random, classes: int) -> Schedule:
     return Schedule(stack, tuple(blocks), profiles, ())
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("examples", [1, 3])
 @pytest.mark.parametrize("family", list(FAMILIES))
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")

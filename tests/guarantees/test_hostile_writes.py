@@ -238,7 +238,7 @@ def test_a_write_because_of_a_payload_is_a_copy_and_ends_the_run_with_its_window
     assert check_by_torch(stage, BY_TORCH[name], level, "plain").startswith("FORWARD_WROTE")
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", BY_TORCH)
 @FORMS
 def test_a_write_of_what_autograd_has_saved_breaks_no_backward_pass(stage, name, form) -> None:
@@ -306,7 +306,7 @@ def test_no_leaf_tells_what_was_written(stage: Stage) -> None:
 # ------------------------------------------------------------------------------------------------------ not defended
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", UNSEEN)
 def test_what_no_operation_of_torch_writes_and_no_checksum_covers_is_not_seen(stage: Stage, name: str) -> None:
     """Not defended: Python state, what lies deeper than one looks, and trained tensors written behind torch's back."""
@@ -317,6 +317,7 @@ def test_what_no_operation_of_torch_writes_and_no_checksum_covers_is_not_seen(st
 # ------------------------------------------------------------------------------------------- the tests see the faults
 
 
+@pytest.mark.slow
 def test_without_copies_the_claim_fails(stage: Stage, monkeypatch) -> None:
     stage.still("fast")
     monkeypatch.setattr(Kept, "spare", lambda self, written, args, kwargs: None)

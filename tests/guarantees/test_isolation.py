@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dptrain.data.slots import Slots  # noqa: E402
-from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.trainer import BertTrainer as Trainer  # noqa: E402
 from tests.worlds.training import World, make_world, token_record  # noqa: E402
 
 KEY = b"\x07" * 32

@@ -19,7 +19,8 @@ from tests.reference.masked import ALL, biased_llama, by_hand_gpt2, by_hand_llam
 from tests.routing import compiled_scene  # noqa: E402
 from tests.routing.test_depth_and_resolver import policy_of  # noqa: E402
 from tests.worlds.commands import run_command  # noqa: E402
-from tests.worlds.trainer import Trainer, collate_tokens  # noqa: E402
+from tests.worlds.trainer import BertTrainer as Trainer  # noqa: E402
+from tests.worlds.trainer import collate_tokens  # noqa: E402
 from tests.worlds.training import make_world, token_record  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -75,6 +75,7 @@ CONVOLUTIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("examples", [1, 2])
 @pytest.mark.parametrize("case", list(CONVOLUTIONS))
 def test_convolutions(case: str, examples: int) -> None:
@@ -118,6 +119,7 @@ def test_an_unbatched_picture_is_refused() -> None:
         compare(model, batch_of(3, 5, 5), cross_entropy, layers="layers")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("examples", [1, 2])
 @pytest.mark.parametrize(
     "norm",
@@ -280,6 +282,7 @@ class Attention(nn.Module):
         return self.attention(x, x, x, key_padding_mask=padding, attn_mask=mask)[0]
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice", "ignore:Support for mismatched key_padding_mask")
 @pytest.mark.parametrize("options", [{}, {"bias": False}, {"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
 @pytest.mark.parametrize("training", [True, False])
@@ -291,6 +294,7 @@ def test_attention_of_torch_itself(options: dict, training: bool) -> None:
     compare(model, batch_of(5, 8, rows=14), cross_entropy, examples=2, layers="layers")
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("options", [{}, {"bias": False}, {"kdim": 8, "vdim": 8}], ids=str)
 def test_attention_of_torch_may_have_examples_second(options: dict) -> None:
     class Second(nn.Module):
@@ -307,6 +311,7 @@ def test_attention_of_torch_may_have_examples_second(options: dict) -> None:
     compare(model, batch_of(5, 8, rows=14), cross_entropy, examples=2, layers="layers")
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice", "ignore:enable_nested_tensor is True")
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("norm_first", [True, False])
@@ -359,7 +364,7 @@ class Recurrent(nn.Module):
         return out.mean(1) + (hidden[-1].repeat(1, out.shape[-1] // hidden.shape[-1]) if self.last else 0.0)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(8)
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
 @pytest.mark.parametrize(
     ("kind", "options", "last"),
@@ -447,6 +452,7 @@ class Experts(nn.Module):
         return out.view_as(x)
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
 @pytest.mark.parametrize("examples", [1, 2])
 def test_experts_with_dropless_routing(examples: int) -> None:
@@ -479,6 +485,7 @@ PARAMETRIZED = {
 }
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
 @pytest.mark.parametrize("examples", [1, 2])
 @pytest.mark.parametrize("case", PARAMETRIZED)
@@ -551,6 +558,7 @@ class Checkpointed(nn.Module):
         return checkpoint(self._inside, x, use_reentrant=self.reentrant)
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
 @pytest.mark.parametrize("examples", [1, 2])
 def test_checkpoints_that_do_not_reenter_are_exact(examples: int) -> None:

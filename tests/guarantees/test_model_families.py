@@ -38,7 +38,7 @@ def _in_double() -> Iterator[None]:
         yield
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("family", [*ZOO, *(pytest.param(family, marks=pytest.mark.slow) for family in MORE)])
 def test_a_family_is_exact_or_refused(family: str) -> None:
     entry = (ZOO | MORE)[family]
@@ -57,6 +57,7 @@ def test_a_family_is_exact_or_refused(family: str) -> None:
     print(f"{family}: worst relative error of sums {found.worst:.1e}; generic path: {generic or 'none'}")
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("family", ["bert_masked_tokens", "opt", "bart", "t5", "mixtral", "gpt_oss", "vit"])
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
 def test_a_microbatch_of_one_contribution_is_exact(family: str) -> None:
@@ -66,6 +67,7 @@ def test_a_microbatch_of_one_contribution_is_exact(family: str) -> None:
     compare(entry.build(), entry.batch(4), entry.losses, seed=family, layers=entry.layers, probe_tolerance=tolerance)
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("family", ["bert", "t5", "mixtral"])
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
 def test_several_examples_per_contribution_are_exact(family: str) -> None:
@@ -89,7 +91,7 @@ DROPOUT = {
 """Families of which a part takes the generic path, with the dropout that they are trained with."""
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("examples", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("family", list(DROPOUT))
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice", "ignore::UserWarning")
@@ -100,6 +102,7 @@ def test_a_family_with_dropout_is_exact(family: str, examples: int) -> None:
     exact(entry, entry.build(), family, examples=examples, redraw=5)
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("family", ["opt", "t5"])
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice", "ignore::FutureWarning", "ignore::UserWarning")
 def test_a_family_with_dropout_in_checkpoints_is_exact(family: str) -> None:
@@ -109,6 +112,7 @@ def test_a_family_with_dropout_in_checkpoints_is_exact(family: str) -> None:
     exact(entry, model, family, redraw=5)
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5", "mixtral"])
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice", "ignore::FutureWarning", "ignore::UserWarning")
 def test_gradient_checkpointing_that_does_not_reenter_is_exact(family: str) -> None:

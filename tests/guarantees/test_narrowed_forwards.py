@@ -68,6 +68,7 @@ def moved(first: dict[str, Any], second: dict[str, Any]) -> set[str]:
     return {name for name in first if not equal(first[name], second[name])}
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("stop", [None, 3], ids=["at once", "with a resume"])
 def test_a_swapped_payload_leaves_the_adapter_of_another_class_and_its_optimizer_state_equal_to_the_last_bit(world, stop):
     """With dropout, AdamW, a schedule and a clip of what is released; every payload of a class is another one."""
@@ -77,6 +78,7 @@ def test_a_swapped_payload_leaves_the_adapter_of_another_class_and_its_optimizer
     assert len(honest["north"]) == 4 * 4, "two factors at two layers, each with a step and two means"
 
 
+@pytest.mark.slow
 def test_of_three_classes_each_moves_its_own_adapter_alone(tmp_path: Path):
     names = ("north", "south", "west")
     three = adapter_world(tmp_path / "three", narrowed(**{name: [name] for name in names}), steps=4)
@@ -109,12 +111,14 @@ OTHERWISE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_so_it_is_under_every_kind_of_noise(tmp_path: Path, name: str):
     other = adapter_world(tmp_path / "world", TWO, steps=3, **OTHERWISE[name])
     assert moved(after(other), after(other, swapped=1)) == {"south"}
 
 
+@pytest.mark.slow
 def test_so_it_is_beside_a_public_class_that_reads_no_adapter_of_theirs(tmp_path: Path):
     public = (
         '[[class]]\nname = "open"\npublic = true\nsampling_rate = {q}\ndepth = {{ adapter = "west" }}\n'
@@ -134,12 +138,14 @@ def several(seed: int) -> list[dict[str, Any]]:
     return [text(seed)] * (1 + seed % 3)
 
 
+@pytest.mark.slow
 def test_so_it_is_with_contributions_of_several_examples_that_microbatches_part(tmp_path: Path):
     extra = ISOLATED + "[gate]\nmax_examples = 3\n"
     many = adapter_world(tmp_path / "many", TWO, steps=3, record=several, policy_extra=extra)
     assert moved(after(many, rows=2), after(many, rows=2, swapped=1)) == {"south"}
 
 
+@pytest.mark.slow
 def test_so_it_is_with_public_lengths(tmp_path: Path):
     lengths = narrowed("public_lengths = [3, 6]\n", north=["north"], south=["south"])
     own = adapter_world(tmp_path / "world", lengths, steps=3, length_of=lambda content: 3 if content[-3:-2] in b"02468" else 6)
@@ -212,6 +218,7 @@ def test_reads_change_neither_who_is_drawn_nor_the_noise(tmp_path: Path):
         assert drawn == other and equal(noise, same)
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("microbatch", [1, 3, 16])
 def test_the_sum_of_a_step_is_that_of_gradients_under_the_own_adapter_alone(tmp_path: Path, microbatch: int):
     """Held to autograd's own gradients of a model in which the other adapter is switched off by peft itself."""
@@ -337,6 +344,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("how", CHANGES)
 def test_adapters_that_are_changed_during_a_run_end_it(world, how: str):
     with run(world) as private, pytest.raises(NotPrivateUse) as caught:
@@ -406,6 +414,7 @@ def test_a_release_of_such_a_run_certifies_an_adapter_free_of_the_other_class(tm
     assert caught.value.code == "CLASS"
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_early_certifies_no_adapter_free(tmp_path: Path):
     """When to stop may have followed from what another class released."""
     import time

@@ -32,6 +32,7 @@ def draws_of(trainer: Trainer) -> list[Draw]:
         return [leaf for row in rows if isinstance(leaf := decode_leaf(row.body), Draw)]
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("mode", [SCHEDULED, LITERAL])
 def test_a_run_is_recorded_counted_and_audited(tmp_path, mode) -> None:
     world = make_world(tmp_path, steps=6, rate="0.5", per_class=3, policy_extra=mode, signed_bounds=STRICTER.__getitem__)
@@ -99,6 +100,7 @@ def scores(trainer: Trainer, gradient: float = 0.0) -> tuple[list[float], int]:
     return found, bare
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("rate", ["0.2", "0.6"])
 def test_literal_noise_has_the_variance_of_those_drawn(tmp_path, rate) -> None:
     """Every occurrence adds its own (sigma_i C_i)^2, as signed; nobody drawn, no noise; p.grad is dense in any case."""
@@ -138,6 +140,7 @@ def forgets_one(self, drawn):
 realised = Schedule.realised_stds
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("fault", [presets, forgets_one])
 def test_the_test_of_literal_noise_sees(tmp_path, monkeypatch, fault) -> None:
     monkeypatch.setattr(Schedule, "realised_stds", fault)
@@ -205,6 +208,7 @@ def test_a_step_does_not_run_before_its_draw_is_durable(tmp_path, monkeypatch) -
     trainer.close()
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("mode", [SCHEDULED, LITERAL])
 def test_a_resumed_run_counts_what_was_drawn_in_both_attempts(tmp_path, mode) -> None:
     world = make_world(tmp_path, steps=4, rate="1", per_class=1, policy_extra=mode)

@@ -198,7 +198,7 @@ def test_state_dict_keys_and_save_pretrained_are_those_of_the_model(tmp_path) ->
 
     plain = FAMILIES["bert"]().model
     keys, kind = list(plain.state_dict()), type(plain)
-    trainer = Trainer(small_world(tmp_path, steps=1, now=None))
+    trainer = Trainer(small_world(tmp_path, steps=1, now=None), "bert")
     prepared = trainer.private.prepared.model
     assert prepared is trainer.model and type(prepared) is kind
     trainer.run()

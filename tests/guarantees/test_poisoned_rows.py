@@ -89,6 +89,7 @@ def scaled(mix: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
     return FloatNet(Scaled(mix))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", COUPLINGS)
 def test_what_rows_share_inside_a_module_that_runs_again_is_refused_however_small(world: World, name: str) -> None:
     assert code_of_start(world, scaled(COUPLINGS[name])) == "CROSS_SAMPLE_GRADIENT"
@@ -100,6 +101,7 @@ def test_without_poisoned_rows_nothing_shows_it(world: World, name: str, monkeyp
     assert code_of_start(world, scaled(COUPLINGS[name])) == ""
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("mix", [lambda y: y, lambda y: y.softmax(1), lambda y: y - y.mean(1, keepdim=True)])
 def test_what_stays_in_its_row_trains(world: World, mix: Callable[[torch.Tensor], torch.Tensor]) -> None:
     assert code_of_start(world, scaled(mix)) == ""

@@ -26,7 +26,8 @@ from ledger.errors import LeafRefused  # noqa: E402
 from ledger.leaves import Epoch, EpochClass, Spend, decode_leaf  # noqa: E402
 from ledger.report import write_report  # noqa: E402
 from tests.worlds.bounds import signed  # noqa: E402
-from tests.worlds.trainer import Trainer, collate_tokens  # noqa: E402
+from tests.worlds.trainer import BertTrainer as Trainer  # noqa: E402
+from tests.worlds.trainer import collate_tokens  # noqa: E402
 from tests.worlds.training import PUBLIC, SENSITIVE, World, make_world, token_record  # noqa: E402
 
 KEY = b"\x07" * 32

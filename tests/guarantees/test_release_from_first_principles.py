@@ -15,7 +15,8 @@ torch = pytest.importorskip("torch")
 from attest import signed_file  # noqa: E402
 from attest.withdrawal import Withdrawal, sign_withdrawal  # noqa: E402
 from tests.reference import streams  # noqa: E402
-from tests.worlds.trainer import Trainer, collate_tokens  # noqa: E402
+from tests.worlds.trainer import BertTrainer as Trainer  # noqa: E402
+from tests.worlds.trainer import collate_tokens  # noqa: E402
 from tests.worlds.training import World, make_world, token_record  # noqa: E402
 
 KEY = b"\x21" * 32

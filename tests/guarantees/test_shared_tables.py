@@ -74,7 +74,7 @@ def doubled(rows: dict) -> dict:
     return {key: value.double() if value.is_floating_point() else value for key, value in rows.items()}
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("name", WAYS)
 def test_listed_classes_train_exactly_through_the_start_of_a_run(name: str) -> None:
     found = judge(name, LIBRARY)
@@ -138,6 +138,7 @@ def test_a_table_of_positions_is_split_whatever_positions_it_is_given(ids: torch
         torch.testing.assert_close(found[i], expected)
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("examples", [1, 2])
 @pytest.mark.parametrize("name", ["MPNet", "DeBERTa v3", "Perceiver", WAVLM])
 def test_gradients_are_exact_under_masks_of_several_classes(name: str, examples: int) -> None:
@@ -193,6 +194,7 @@ COUPLINGS = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("case", COUPLINGS)
 def test_a_listed_class_whose_code_came_to_mix_rows_is_refused(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, method, name, change = COUPLINGS[case]
@@ -233,6 +235,7 @@ def _moved(out, by):
     return out
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("case", CHANGED)
 def test_a_listed_class_that_came_to_use_its_table_otherwise_is_refused(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, method, name, change = CHANGED[case]
@@ -257,6 +260,7 @@ HANDED_ON = {
 """Biases (B * heads, T, T) of the layers after the first, and their states (B, T, D)."""
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("case", HANDED_ON)
 def test_a_layer_that_is_handed_other_biases_than_the_first_made_is_refused(
     case: str, monkeypatch: pytest.MonkeyPatch
@@ -294,7 +298,7 @@ OWN = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("code", "place"), [(code, place) for code in OWN for place in OWN[code]], ids=lambda x: x[1])
 def test_a_class_of_ones_own_is_served_by_no_list(code: str, place: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
     assert code_of_class(monkeypatch, *place) == code
@@ -461,6 +465,7 @@ WATCHED = {
 }
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("where", ["module", "class", "taken off"])
 @pytest.mark.parametrize("name", WATCHED)
 def test_a_listed_method_is_that_of_the_start_in_every_microbatch(
@@ -573,6 +578,7 @@ EARLIER = {
 }
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("name", EARLIER)
 def test_what_is_taken_is_taken_under_every_name(name: str) -> None:
     """A module that is registered a second time, earlier, is still the one that a list has."""
@@ -601,6 +607,7 @@ def test_a_copy_made_in_a_run_can_have_a_run_of_its_own(name: str) -> None:
     assert not any(method in vars(holder.get_submodule(path)) for holder in (model, copied))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("first_left", [0, 1])
 @pytest.mark.parametrize("name", WATCHED)
 def test_runs_that_are_open_at_once_each_find_their_gradients(name: str, first_left: int) -> None:

@@ -114,6 +114,7 @@ def require_true(found: dict[str, torch.Tensor], true: dict[str, torch.Tensor]) 
         assert torch.allclose(value, true.get(name, torch.zeros_like(value)), rtol=1e-5, atol=1e-7), name
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("microbatch", [1, 3, 4, 16])
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 7])
 def test_every_contribution_is_clipped_by_its_own_gradient(tmp_path: Path, length: int, microbatch: int) -> None:
@@ -132,6 +133,7 @@ def bad(seed: int, what: float) -> Callable:
     return losses
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("length", [1, 4, 7])
 @pytest.mark.parametrize("what", [1e9, float("inf"), float("nan")])
 def test_a_hostile_row_adds_no_more_than_its_clip_and_touches_nobody(tmp_path: Path, what: float, length: int) -> None:
@@ -189,6 +191,7 @@ MIXING = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     ("what", "length"), [(what, length) for what in MIXING for length in (1, 3, 7) if (what, length) != (ATTENDING, 1)]
 )
@@ -200,6 +203,7 @@ def test_what_mixes_examples_where_they_come_second_is_refused(tmp_path: Path, w
     assert not run.private.opened.recorder.begun
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("length", [2, 3, 4, 7])
 def test_what_looks_along_time_alone_is_none_of_them(tmp_path: Path, length: int) -> None:
     def along() -> nn.Module:
@@ -224,6 +228,7 @@ LAYERS = {"a linear map": lambda: nn.Linear(WIDTH, WIDTH), "a norm": lambda: nn.
     Weighed(lambda x: x.tanh()))}  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_layer_that_has_examples_here_and_there_is_refused(tmp_path: Path, layer: str, length: int) -> None:
@@ -249,6 +254,7 @@ class Placed(nn.Module):
         return self.head(x.mean(1))
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("microbatch", [1, 3, 4, 16])
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
 def test_positions_of_all_rows_are_taken_for_no_time(tmp_path: Path, length: int, microbatch: int) -> None:
@@ -272,6 +278,7 @@ def test_what_such_positions_draw_is_learnt_with_a_row_for_each(tmp_path: Path, 
     assert all(bool(value.isfinite().all()) for value in found.values())
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("name", [
     "XLNet", "XLNet as a language model", "FSMT", "BROS", "nn.TransformerEncoder, batch second", "nn.LSTM, batch second",
     "LoRA over FSMT",

@@ -163,6 +163,7 @@ def _forgets_one(self, step):
 due = Order.due
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("fault", [_off_by_one, _forgets_one])
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_sampler_that_leaves_the_order_stops_before_its_gradient(tmp_path, monkeypatch, order, fault) -> None:
@@ -182,6 +183,7 @@ def test_a_sampler_that_leaves_the_order_stops_before_its_gradient(tmp_path, mon
     trainer.close()
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("order", ORDERS)
 def test_who_withdraws_leaves_the_turns_of_the_others(tmp_path, order) -> None:
     from time import time

@@ -111,12 +111,12 @@ def _import_nodes(node: ast.AST, when: When) -> Iterator[tuple[ast.Import | ast.
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child, when
-        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _import_nodes(child, "call")
         elif isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
             yield from _import_nodes(ast.Module(child.body, []), "typing")
             yield from _import_nodes(ast.Module(child.orelse, []), when)
-        else:
+        elif not isinstance(child, ast.expr):  # which holds no statement
             yield from _import_nodes(child, when)
 
 

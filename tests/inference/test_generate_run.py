@@ -217,6 +217,7 @@ def test_a_text_whose_contribution_is_withdrawn_before_it_is_paid_for_comes_of_t
         assert spent_by(run.log, withdrawn) == [0]
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, OSError, LeafRefused], ids=lambda kind: kind.__name__)
 def test_whatever_fails_before_a_text_is_paid_for_loses_no_text(world, kind):
     def fails(self, *args, **how):

@@ -72,6 +72,7 @@ def seeded(number: int, **changes: Any) -> InvisibleInk:
 # ---- what it computes
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("kind", ["Llama", "GPT2"])
 def test_a_compiled_step_gives_the_logits_of_the_plain_form_whatever_the_size_of_minibatches(traced: Any, kind: str) -> None:
     found = model(kind)
@@ -165,7 +166,7 @@ def test_a_model_is_used_by_others_while_its_step_is_traced(traced: Any) -> None
 # ---- the test before serving
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(23)
 @pytest.mark.parametrize("minibatch", [None, 1, 3])
 @pytest.mark.parametrize("kind", ["Llama", "GPT2"])
 def test_rows_are_kept_apart_in_the_compiled_form(traced: Any, kind: str, minibatch: int | None) -> None:
@@ -198,6 +199,7 @@ class Mixed(torch.nn.Module):
         return out
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("how", ["mean", "late"])
 def test_a_model_that_couples_rows_is_refused_in_the_compiled_form(traced: Any, how: str) -> None:
     with pytest.raises(NotPrivateUse, match="ROWS_COUPLED"):
@@ -267,6 +269,7 @@ class Asking(Mixed):
         return self.inner(position_ids=position_ids, **more)
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize(("of", "words"), [(sliding, "DynamicSlidingWindowLayer"), (Asking, "DataDependent")])
 def test_what_has_no_compiled_form_is_refused_by_name_and_generates_nothing(traced: Any, of: Any, words: str) -> None:
     found = InvisibleInk(of(), tokenizer(), TASK, PLAN, compile=True)
@@ -365,7 +368,7 @@ def swap_buffer(found: Any) -> None:
     found.model.rotary_emb.inv_freq = found.model.rotary_emb.inv_freq * 3
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(23)
 @pytest.mark.parametrize("swap", [swap_parameter, swap_data, swap_buffer])
 @pytest.mark.parametrize("asked", [False, True], ids=["text", "check"])
 def test_where_a_tensor_of_the_model_was_exchanged_the_step_is_made_and_tested_anew(

@@ -34,6 +34,7 @@ def test_a_step_passes_every_exact_check_and_the_checks_reach_their_bounds() -> 
     assert ink.largest_renyi(probabilities) > 0.99
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("name", ink.WRONG)
 def test_the_checks_see_every_wrong_step(name: str) -> None:
     step, seen = ink.WRONG[name]
@@ -118,6 +119,7 @@ def test_no_weight_is_zero_however_deep_a_logit_is() -> None:
 # ---- what it costs
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(("epsilon", "published"), [(1, 0.083), (3, 0.229), (5, 0.361), (10, 0.659)])
 def test_clip_norms_are_the_published_ones(epsilon: float, published: float) -> None:
     """Table 12: B = 7, tau = 1.2, T = 500, delta = 1e-6; there to two digits."""

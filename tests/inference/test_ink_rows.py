@@ -104,6 +104,7 @@ def test_no_log_and_no_repr_tells_of_a_reference(caplog: pytest.LogCaptureFixtur
 # ---- bits
 
 
+@pytest.mark.one_in(23)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("kind", ["Llama", "GPT2"])
 def test_content_and_length_of_a_reference_move_no_bit_of_any_other_row(kind: str, dtype: Any) -> None:
@@ -145,6 +146,7 @@ def test_a_cache_gives_what_the_whole_text_at_once_gives() -> None:
     assert np.allclose(found, whole[:, -7:].transpose(0, 1).numpy(), atol=2e-5)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("kind", ["Llama", "GPT2"])
 def test_masks_that_are_made_once_give_the_same_logits_and_a_model_that_reads_none_is_told(kind: str, dtype: Any) -> None:
@@ -224,12 +226,14 @@ class Coupled(torch.nn.Module):
         return out
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("minibatch", [None, 1, 3])
 def test_a_model_that_keeps_rows_apart_passes(dtype: Any, minibatch: int | None) -> None:
     check_rows(model(dtype=dtype), 4, 32, 8, minibatch=minibatch)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("how", "code"), [
     ("mean", "ROWS_COUPLED"), ("last", "ROWS_COUPLED"), ("lengths", "ROWS_COUPLED"), ("late", "ROWS_COUPLED"),
     *((how, "ROWS_COUPLED") for how in ("short", "short, late", "middle", "middle, late", "long")),
@@ -267,6 +271,7 @@ class Late(torch.nn.Module):
     calls = 1
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize(("minibatch", "calls", "call", "row"), [
     (None, 1, 0, 1), (None, 1, 0, 6), (3, 3, 0, 1), (3, 3, 0, 2), (3, 3, 1, 0), (3, 3, 1, 2),
 ])  # fmt: skip
@@ -279,6 +284,7 @@ def test_rows_that_move_others_late_are_found_at_both_ends_of_every_call(
         check_rows(found, 6, 32, 12, minibatch=minibatch)
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("kind", ["longrope", "dynamic"])
 @pytest.mark.parametrize(("length", "tokens"), [(96, 4), (208, 8), (64, 16)])
 def test_positions_that_follow_from_the_longest_row_are_found_wherever_they_change(kind: str, length: int, tokens: int) -> None:
@@ -294,6 +300,7 @@ def test_a_row_may_depend_on_the_place_where_it_stands_which_no_reference_decide
     check_rows(Coupled("place"), 4, 32, 4)
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("dtype", [*TYPES, torch.float16], ids=str)
 def test_rows_of_a_length_that_references_decide_move_the_public_logits_and_rows_of_a_public_one_do_not(dtype: Any) -> None:
     """Padding all rows to the longest reference, as others do: measured 5e-7 to 0.016 here."""

@@ -65,6 +65,7 @@ def opposite(count: int, width: int = 6, tokens: int = 4) -> torch.Tensor:
     return states
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("sigma", [SIGMA, SIGMA / 4])
 def test_every_reader_is_as_good_as_epsilon_allows_and_catches_a_quarter_of_the_noise(reader: str, sigma: float) -> None:
@@ -87,6 +88,7 @@ def test_every_reader_is_as_good_as_epsilon_allows_and_catches_a_quarter_of_the_
         assert right > most + doubt(most, 1600)
 
 
+@pytest.mark.slow
 def test_measuring_gives_a_row_for_every_reader_setting_and_number_of_tokens() -> None:
     generator = torch.Generator().manual_seed(0)
     states = 3.0 * torch.randn(3, 14, 64, 10, generator=generator) + 5.0 * torch.randn(3, 1, 1, 10, generator=generator)
@@ -105,6 +107,7 @@ def test_measuring_gives_a_row_for_every_reader_setting_and_number_of_tokens() -
 # --- the figures ---
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("key", ROWS, ids=lambda key: "-".join(map(str, key)))
 def test_no_reader_was_right_more_often_than_epsilon_allows(key: tuple[str, str, int]) -> None:
     one = ROWS[key]

@@ -137,6 +137,7 @@ def test_weights_and_epsilon_are_those_of_a_plain_loop(tmp_path: Path, clip: flo
     assert private.private.prepared.isolation.told == "held"
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(("given", "told"), [({}, 1), ({"max_grad_norm": 0.5}, 1), ({"max_grad_norm": 0.0}, 0)])
 def test_a_clip_of_every_block_that_is_on_by_default_is_told_once(tmp_path: Path, given: dict[str, float], told: int) -> None:
     with warnings.catch_warnings(record=True) as noticed:
@@ -147,6 +148,7 @@ def test_a_clip_of_every_block_that_is_on_by_default_is_told_once(tmp_path: Path
     assert all("every block by its own norm" in text and "max_grad_norm=0 switches this off" in text for text in found)
 
 
+@pytest.mark.slow
 def test_activations_may_be_computed_again(tmp_path: Path) -> None:
     weights, _ = plain_loop(tmp_path, "loop")
     private = trainer(tmp_path, gradient_checkpointing=True)
@@ -189,6 +191,7 @@ def test_steps_may_be_given_in_the_place_of_epochs(tmp_path: Path) -> None:
     private.private.close()
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("mode", ["autocast", "pure"])
 def test_half_precision_is_accepted(tmp_path: Path, mode: str) -> None:
     model = language_model(dtype=torch.bfloat16 if mode == "pure" else torch.float32)
@@ -300,6 +303,7 @@ def test_private_data_are_evaluated_under_a_name_that_says_so_and_told_to_the_ca
 # --- checkpoints and interruptions -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save", ["no", pytest.param("steps", marks=pytest.mark.slow)])
 def test_an_exception_costs_one_step(tmp_path: Path, save: str) -> None:
     """Raised behind step 4, in the callbacks: that step is whole, and nothing is charged in vain."""
@@ -356,6 +360,7 @@ GROUPS = 'disclosure = "secret_draws"\nsampling = { order = "cyclic_poisson", pa
 BANDS = 'noise = { family = "banded_toeplitz", parameters = { bands = 3, coefficients = [1048576, 524288, 393216] } }\n'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draws", [TURNS, pytest.param(GROUPS, marks=pytest.mark.slow)])
 def test_a_stopped_run_of_correlated_noise_goes_on_with_the_noise_that_it_had(tmp_path: Path, draws: str) -> None:
     """And pays for no more; the state of the noise is there while the run is, and gone behind it."""

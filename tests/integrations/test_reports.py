@@ -89,6 +89,7 @@ def test_the_pace_is_told_where_occurrences_are_public(tmp_path: Path) -> None:
     assert all(is_public(logs) for _, logs in service.taken[:-1])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("how", ["stop", "raise", "save"])
 def test_what_was_held_back_is_told_when_a_training_ends_or_saves(tmp_path: Path, how: str) -> None:
     class Fault(TrainerCallback):

@@ -283,6 +283,7 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(way, "holding", matmul.Holding())
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("length", [1, 33, 512])
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_right_kernel_is_refused_for_no_numbers(length: int, causal: bool, probe: None) -> None:

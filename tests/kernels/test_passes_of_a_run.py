@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from dptrain.errors import UnsupportedModule  # noqa: E402
 from dptrain.kernels import activations, attention, reductions  # noqa: E402
 from tests.reference import families  # noqa: E402
-from tests.worlds.trainer import Trainer  # noqa: E402
+from tests.worlds.trainer import BertTrainer as Trainer  # noqa: E402
 from tests.worlds.training import make_world  # noqa: E402
 
 pytestmark = [
@@ -34,7 +34,7 @@ def bert() -> families.Family:
         vocab_size=families.VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
         num_labels=3, max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
-    return families.Family(BertForSequenceClassification(config), families._tokens, families._classify)
+    return families.Family(BertForSequenceClassification(config), families.tokens, families.classify)
 
 
 def gpt2() -> families.Family:
@@ -44,7 +44,7 @@ def gpt2() -> families.Family:
         vocab_size=families.VOCABULARY, n_embd=32, n_layer=2, n_head=2, n_positions=16, resid_pdrop=0.0, embd_pdrop=0.0,
         attn_pdrop=0.0, activation_function="gelu_pytorch_tanh", bos_token_id=1, eos_token_id=1,
     )  # fmt: skip
-    return families.Family(GPT2LMHeadModel(config), families._tokens, families._next_token)
+    return families.Family(GPT2LMHeadModel(config), families.tokens, families._next_token)
 
 
 class Block(nn.Module):
@@ -86,7 +86,7 @@ def reader(padded: bool = False) -> families.Family:
     def losses(model: nn.Module, batch: dict) -> torch.Tensor:
         return nn.functional.cross_entropy(model(batch["input_ids"]), batch["labels"], reduction="none")
 
-    return families.Family(Reader(padded), families._tokens, losses)
+    return families.Family(Reader(padded), families.tokens, losses)
 
 
 MODELS: dict[str, Callable[[], families.Family]] = {
@@ -138,6 +138,7 @@ def trained(root: Any, family: str, policy: str = "", **options: Any) -> tuple[t
     return torch.cat(found), trainer
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("family", ["own bert", "own gpt2", "padded reader"])
 def test_a_run_computes_by_the_kernels_and_as_torch_would(family: str, calls: dict[str, int], tmp_path) -> None:
     own, trainer = trained(tmp_path / "own", family)
@@ -155,6 +156,7 @@ def test_a_run_computes_by_the_kernels_and_as_torch_would(family: str, calls: di
 CERTIFIED = 'exactness = "certified"'
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("family", ["reader", "padded reader"])
 def test_a_certified_run_computes_by_them_too(family: str, calls: dict[str, int], tmp_path) -> None:
     own, trainer = trained(tmp_path / "own", family, CERTIFIED)
@@ -165,6 +167,7 @@ def test_a_certified_run_computes_by_them_too(family: str, calls: dict[str, int]
     torch.testing.assert_close(own, true, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("products", ["fastest", "torch"])
 def test_a_graph_holds_the_kernel_where_a_run_asks_for_it(products: str, tmp_path, monkeypatch) -> None:
     held: list[int] = []
@@ -217,10 +220,10 @@ def gradients(family: str, batch: dict[str, torch.Tensor], tmp_path: Any) -> lis
 
 @pytest.mark.parametrize("family", ["reader", "padded reader"])
 def test_a_row_is_the_same_to_the_bit_whoever_else_is_there(family: str, calls: dict[str, int], tmp_path) -> None:
-    batch = families._tokens(4, 3)
+    batch = families.tokens(4, 3)
     alone = gradients(family, batch, tmp_path)
     other = {key: value.clone() for key, value in batch.items()}
-    other["input_ids"][1:] = families._tokens(3, 9)["input_ids"].flip(1)
+    other["input_ids"][1:] = families.tokens(3, 9)["input_ids"].flip(1)
     other["labels"][1:] = 1
     for own, changed in zip(alone, gradients(family, other, tmp_path), strict=True):
         assert torch.equal(own[0], changed[0]) and not torch.equal(own[1], changed[1])
@@ -290,6 +293,7 @@ def one_bit(found: torch.Tensor, given: torch.Tensor) -> None:
     found[-1, -1, -1, -1:].view(torch.int32).bitwise_xor_(1 << 30)
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("spoil", [on_a_pattern, tail, one_head, one_bit])
 @pytest.mark.parametrize(("name", "which"), [("attend_by", 0), *(("attend_back_by", which) for which in range(3))])
 def test_the_probes_find_attention_that_is_wrong(name: str, which: int, spoil: Any, tmp_path, monkeypatch) -> None:
@@ -334,6 +338,7 @@ def test_without_kernels_a_run_is_torchs(calls: dict[str, int], tmp_path, monkey
     assert calls == {}
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kernels_compute_in_memory_of_the_processor_whatever_a_program_makes_its_tensors_of(device, dtype) -> None:

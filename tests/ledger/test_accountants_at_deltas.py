@@ -19,6 +19,7 @@ RUNS = {
 }
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("run", "replace"),
     [

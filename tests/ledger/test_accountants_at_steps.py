@@ -24,7 +24,7 @@ def alone(run, count, delta=1e-6, name="pld", **how):
     return accountants.epsilon_of_phases(accountants.first_steps(run, count), delta, name, **how)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("delta", [1e-11, 1e-6, 1e-2])
 @pytest.mark.parametrize("run", RUNS)

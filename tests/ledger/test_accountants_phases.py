@@ -32,6 +32,7 @@ def test_equal_phases_are_one_and_one_phase_is_the_plain_epsilon(accountant):
     assert accountants.epsilon_of_phases(parts, DELTA, accountant) == accountants.epsilon(1.0, 0.02, 100, DELTA, accountant)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("steps", [1, 123])
 def test_one_phase_has_the_figure_of_the_library_s_accountant(replace, steps):

@@ -110,6 +110,7 @@ def made_again(ledger: Ledger, directory) -> dict[int, tuple[bytes, bytes]]:
 # --- admitting ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(99)
 def test_attestations_are_stored_with_their_leaves_and_terms_once(run):
     run.admit(attested_admission(1), attested_admission(3), attested_admission(2))
     run.admit(attested_admission(5), attested_admission(4, "sensitive"))
@@ -183,6 +184,7 @@ def test_a_refused_admission_leaves_no_attestation_for_the_next_leaves(run):
 # --- in the database -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "statement",
     [
@@ -231,6 +233,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("code", "statement"), [(code, item) for code, items in CHANGES.items() for item in items])
 def test_what_was_changed_around_the_triggers_is_found_by_fsck(closed, code, statement):
     with closed.open(read_only=True) as ledger:
@@ -290,6 +293,7 @@ def test_leaves_without_an_attestation_are_a_remark_and_no_finding(tmp_path):
 # --- pruning -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(99)
 def test_pruning_takes_the_attestation_with_the_body_and_empties_terms_that_nobody_needs(backend, tmp_path):
     driver = vouched_and_older(backend.place, tmp_path, people=20, attested=True)
     terms, signed = kept(driver.ledger)

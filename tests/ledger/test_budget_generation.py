@@ -347,6 +347,7 @@ def test_records_of_the_operator_are_withdrawn_too(path: Path) -> None:
 # --- races ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(99)
 def test_processes_that_race_for_one_contribution_are_granted_its_texts_and_not_one_more(place: Place) -> None:
     with created(place) as log:
         log.admit(FOUR, now=NOW)

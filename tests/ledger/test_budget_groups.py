@@ -239,6 +239,7 @@ def test_what_waits_is_settled_by_closing_and_by_looking(place: Place) -> None:
         assert log.balance(ANNA).spent == UNIT_COST and not log.state.open
 
 
+@pytest.mark.one_in(99)
 def test_a_settlement_that_is_lost_with_its_process_frees_nothing(place: Place) -> None:
     created(place, 10).close()
     code = "import os, pickle, sys; from tests.worlds.budgets import *\n"

@@ -119,6 +119,7 @@ def test_what_was_never_computed_comes_back_and_what_was_computed_does_not(place
         assert spent(log) == 10 * UNIT_COST
 
 
+@pytest.mark.one_in(99)
 def test_a_crash_between_reserving_and_committing_frees_nothing(place: Place) -> None:
     created(place, 10).close()
     code = "import pickle; from tests.worlds.budgets import *; log = BudgetLog.open(pickle.loads(bytes.fromhex(sys.argv[1])));"
@@ -186,6 +187,7 @@ def test_a_second_spelling_is_no_second_unit(name: str) -> None:
 # --- restarts, clocks, copies ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(99)
 def test_a_restart_resets_nothing(place: Place) -> None:
     created(place, 4).close()
     for n in range(4):

@@ -339,6 +339,7 @@ def test_a_run_that_began_later_and_does_not_count_the_log_is_told_and_its_limit
     assert findings == [] and "LIMITS_ALONE" in qualifiers
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("lie", ["behind", "forked", "open", "later", "name"])
 def test_every_lie_about_a_run_that_counts_is_found(lie: str, where: Any, folder: Path) -> None:
     run = trained(folder, *WHO)

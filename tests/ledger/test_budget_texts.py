@@ -127,6 +127,7 @@ def test_without_a_cap_of_contributions_no_text_is_paid_for(path: Path) -> None:
     assert refused.value.code == "NO_CAP"
 
 
+@pytest.mark.one_in(99)
 def test_processes_that_share_one_contribution_are_granted_exactly_its_cap(place: Place) -> None:
     """Every text of every process has one contribution in common, and another of its own."""
     log_of(place, 25).close()

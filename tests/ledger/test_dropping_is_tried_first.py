@@ -78,6 +78,7 @@ def test_no_admission_of_who_stays_goes(summarised):
     refused(summarised, "UNVOUCHED", lambda: prune(summarised, left(summarised) | {stays}))
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     ("changes", "code"),
     [

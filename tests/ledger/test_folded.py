@@ -323,6 +323,7 @@ def later(base: Path, registry: SpentRegistry, name: str, *specs) -> Path:
         return ledger.export(base / name)
 
 
+@pytest.mark.one_in(99)
 def test_an_auditor_says_so_where_a_later_run_says_less_than_who_stayed_may_have_spent(run, tmp_path):
     """It may be true of a newcomer, so that nothing is wrong; and the figures over both runs count it."""
     run.ledger.prune(who_stays=True)
@@ -418,6 +419,7 @@ def test_a_release_and_a_change_of_key_may_follow(run, tmp_path):
     shutil.rmtree(tmp_path / "lean")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("wrong", ["other", "class", "place", "anchor", "path", "short"])
 def test_a_wrong_member_record_is_refused(run, wrong):
     """Of somebody else, of another aggregate, at another place, with another content, or with another path."""

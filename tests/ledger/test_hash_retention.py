@@ -35,6 +35,7 @@ def before(place, tmp_path):
     driver.ledger.close()
 
 
+@pytest.mark.one_in(99)
 def test_only_hashes_of_pruned_leaves_go_and_into_subtrees_that_no_checkpoint_cuts(before):
     old = rows_of(before.ledger)
     end = before.ledger.state.tally.summaries[0].end
@@ -56,6 +57,7 @@ def test_only_hashes_of_pruned_leaves_go_and_into_subtrees_that_no_checkpoint_cu
     assert max(row.level for row in new) >= 3
 
 
+@pytest.mark.one_in(99)
 def test_all_that_the_ledger_says_and_every_root_and_proof_of_what_stays_is_as_before(before, backend):
     ledger = before.ledger
     said, sizes = told(ledger), sorted(ledger._file.checkpoints)
@@ -83,6 +85,7 @@ def test_all_that_the_ledger_says_and_every_root_and_proof_of_what_stays_is_as_b
         assert told(ledger) == said
 
 
+@pytest.mark.one_in(99)
 def test_an_export_says_that_hashes_are_gone_and_the_figures_of_the_full_one(before, tmp_path):
     full = verify_export(before.ledger.export(tmp_path / "full"), KEYS)
     gone = {row.seq for row in rows_of(before.ledger) if not row.body}
@@ -103,6 +106,7 @@ def test_an_export_says_that_hashes_are_gone_and_the_figures_of_the_full_one(bef
     assert (export / "retained" / "nodes").is_file() and not (export / "tile" / "0" / "000").exists()
 
 
+@pytest.mark.one_in(99)
 def test_proofs_from_an_export_without_hashes(before, tmp_path):
     full = ExportReader(before.ledger.export(tmp_path / "full"))
     kept = {seq: inclusion_proof(full.node, seq, full.size) for seq in range(full.size)}
@@ -124,6 +128,7 @@ def test_proofs_from_an_export_without_hashes(before, tmp_path):
         assert consistency_proof(lean.node, size, lean.size) == consistency_proof(full.node, size, full.size)
 
 
+@pytest.mark.one_in(99)
 def test_a_ledger_without_hashes_goes_on(before, backend, tmp_path):
     """More epochs, a second summary, pruning and going of hashes; auditors follow it from an early checkpoint on."""
     memory = Memory(tmp_path / "memory", CLEO.vkey)
@@ -240,6 +245,7 @@ def test_a_database_whose_subtrees_were_altered_is_corrupt(before, backend, atta
         Ledger.open(backend.place, read_only=True)
 
 
+@pytest.mark.one_in(99)
 def test_subtrees_over_leaves_that_the_policy_keeps_are_corrupt(place, backend, tmp_path):
     """Hashes went by hand, an epoch too early: the roots are right, and the horizon is not."""
     driver = crowded_and_pruned(place, tmp_path, retention_hash_epochs=4)

@@ -297,6 +297,7 @@ LIES = {
 }
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("lie", LIES, ids=str)
 def test_a_signed_lie_about_a_phase_is_found(export, lie):
     kind, nth, change = LIES[lie]
@@ -329,6 +330,7 @@ FAULTS = {
 exact = Phases.count
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_tests_see_steps_counted_in_another_phase(driver, monkeypatch, fault):
     monkeypatch.setattr(Phases, "count", FAULTS[fault])

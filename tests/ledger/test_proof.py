@@ -56,6 +56,7 @@ def proof_of(export: ExportReader, seq: int) -> TlogProof:
 # --- trees ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("size", [*range(1, 70), 255, 256, 257, 511, 512, 513, 700])
 def test_trees_in_memory_and_in_tiles_make_the_proofs_of_the_rfc(size):
     hashes = HASHES[:size]

@@ -86,6 +86,7 @@ def test_nothing_that_the_ledger_says_changes(ready, backend):
         assert told(ledger) == before
 
 
+@pytest.mark.one_in(99)
 def test_a_pruned_ledger_goes_on(ready, backend, tmp_path):
     """Charges, admissions, withdrawals, epochs, a resume, another summary and pruning, the close; and it never differs
     from the same run unpruned in what is left."""

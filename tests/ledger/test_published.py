@@ -107,6 +107,7 @@ def test_who_signed_the_bounds_is_the_contributors_only_where_the_audit_says_so(
     assert "the whole planned horizon" in (tmp_path / "model" / "README.md").read_text()
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_every_byte_counts(copy, name):
     data = (copy / name).read_bytes()
@@ -138,6 +139,7 @@ def lying(monkeypatch, run, directory: Path, path: str, change) -> Path:
     return made
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("path", ["DISCLOSURE.md", "README.md", "bom.cdx.json", "disclosure.json"])
 @pytest.mark.parametrize(
     "change",

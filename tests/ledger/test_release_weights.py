@@ -248,6 +248,7 @@ def saved(directory, tensors) -> None:
     (directory / "model.safetensors").write_bytes(safetensors(tensors))
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("number", [1, 3, 5])
 def test_a_release_finds_the_epoch_whose_weights_it_has_and_says_so_under_signature(finished, tmp_path, number):
     directory = model(tmp_path / "model")
@@ -347,6 +348,7 @@ def test_an_operator_cannot_release_weights_that_were_not_committed_to(finished,
     assert "WEIGHTS" in {finding.code for finding in report.findings} and report.verdict == "FAILED"
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("change", [{"number": 4}, {"number": 9}, {"seq": 3}, {"step": 39}])
 def test_an_operator_cannot_move_weights_to_another_epoch(finished, tmp_path, change):
     directory = model(tmp_path / "scratch")

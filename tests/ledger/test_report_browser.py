@@ -125,6 +125,7 @@ def test_the_policy_of_the_page_stops_what_slips_in(browser, path, tmp_path):
     assert all(directive in refused for directive in ("script-src", "style-src", "img-src")), refused
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_reaches_beyond_the_screen(page, width):
     page.resize(width, mobile=width < 700)

@@ -53,7 +53,7 @@ def test_admitting_takes_less_than_600_bytes_of_memory_a_contribution_at_its_pea
     """All of an admission is one transaction, and what waits for it lies in blocks; as objects it took 1,100."""
     monkeypatch.setattr(sqlite, "READ_BATCH", 256)  # or rows on their way to the database would all be one batch
     peaks = []
-    for count in (1 << 10, 1 << 12):
+    for count in (1 << 9, 1 << 11):
         folder = tmp_path / str(count)
         folder.mkdir()
         driver = attested_run(folder / "ledger.db")
@@ -64,4 +64,4 @@ def test_admitting_takes_less_than_600_bytes_of_memory_a_contribution_at_its_pea
         finally:
             tracemalloc.stop()
             driver.ledger.close()
-    assert (peaks[1] - peaks[0]) / ((1 << 12) - (1 << 10)) < 600, peaks
+    assert (peaks[1] - peaks[0]) / ((1 << 11) - (1 << 9)) < 600, peaks

@@ -27,7 +27,7 @@ from ledger.storage.store import Row, create_store, exists, open_store
 from tests.worlds.ledgers import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "statement",
     [

@@ -297,7 +297,7 @@ def restored(server: PostgresBackend) -> None:
 @pytest.mark.parametrize(
     ("how", "code"), [("dropped", "UNLINKED"), ("renamed", "UNLINKED"), ("one table", "UNLINKED"), ("restored", "REPLACED")]
 )
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 def test_a_schema_that_is_gone_or_another_is_seen_by_all_that_writes(server, served, how, code, what):
     FIRST.get(what, lambda _: None)(served)
     schema, size, steps = server.place.schema, served.ledger.size, served.ledger.state.charged

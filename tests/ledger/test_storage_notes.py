@@ -130,6 +130,7 @@ def test_a_fenced_writer_stores_no_signatures(begun, backend):
         begun.admit(admission(1))
 
 
+@pytest.mark.one_in(99)
 def test_bodies_go_only_below_the_last_summary_and_only_of_some_kinds(closed):
     """B26: the seat belt of retention, before any code prunes."""
     assert set(PRUNABLE_KINDS) == {Admit.KIND}
@@ -270,6 +271,7 @@ def fitting(seqs: list[int], level: int = 1) -> int:
     return next(seq for seq in seqs if not seq % (1 << level) and set(range(seq, seq + (1 << level))) <= set(seqs))
 
 
+@pytest.mark.one_in(99)
 def test_hashes_go_into_subtrees_of_pruned_leaves_and_nowhere_else(closed):
     """The seat belt of the second stage: what the triggers refuse, whatever program asks."""
     _, end, seqs = pruned(closed)
@@ -309,6 +311,7 @@ def test_hashes_go_into_subtrees_of_pruned_leaves_and_nowhere_else(closed):
             closed.execute(statement)
 
 
+@pytest.mark.one_in(99)
 def test_subtrees_stand_for_hashes_and_swallow_smaller_ones(begun, backend):
     begun.admit(*map(admission, range(1, 12)))
     begun.steps(1)

@@ -29,6 +29,7 @@ def setting(ledger: Ledger, name: str) -> str:
         return connection.exec_driver_sql(f"SHOW {name}").scalar()
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("table", TABLES)
 def test_no_table_is_truncated(closed, table):
     with pytest.raises(closed.refused):

@@ -199,6 +199,7 @@ def test_an_empty_file_is_set_aside(tmp_path):
     Ledger.create(path, header_spec(), SIGNER, now=START).close()
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("found", ["by its last reference", "by the garbage collector"])
 def test_a_ledger_that_is_dropped_gives_up_database_and_lock_without_a_warning(path, monkeypatch, found):
     """A warning would come in whatever code the garbage collector interrupts, and be an error where warnings are."""

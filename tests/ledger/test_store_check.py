@@ -102,6 +102,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("code", "changes"), BROKEN)
 def test_a_store_that_breaks_a_part_of_the_promise_is_found_under_its_name(code, changes, tmp_path):
     text = example()

@@ -159,6 +159,7 @@ def released(kind: str, dtype: torch.dtype, shape: tuple[int, ...], threads: int
 KINDS = ["gaussian 1", "gaussian 3", "banded", "discrete_gaussian", "laplace", "skellam"]
 
 
+@pytest.mark.one_in(3)
 @needs_compiler
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("kind", "dtype"), [(kind, torch.float64) for kind in KINDS] + [(KINDS[0], torch.float32)], ids=str)
@@ -307,6 +308,7 @@ WRONG = {
 }
 
 
+@pytest.mark.one_in(7)
 @needs_compiler
 @pytest.mark.parametrize("fault", WRONG)
 def test_a_kernel_that_adds_otherwise_is_not_used(fault, tmp_path, unbuilt):

@@ -105,6 +105,7 @@ INJECTIONS = {
 """What a policy says, by injection, and how many draws make up the noise of a release."""
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("injection", INJECTIONS)
 def test_every_injection_of_gaussian_noise_is_drawn_on_the_device(injection: str, tmp_path, monkeypatch) -> None:
     text, draws = INJECTIONS[injection]

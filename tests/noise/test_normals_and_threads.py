@@ -100,6 +100,7 @@ def released(threads: int, count: int = 5 * CHUNK + 3, dtype: torch.dtype = torc
     return LatticeGaussian(STREAM).release_(total, 0.3, 7.0, step=2, lane=4, draws=draws)
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("draws", [1, 3])
 def test_a_release_is_the_same_on_any_number_of_threads(form: str, dtype: torch.dtype, draws: int) -> None:

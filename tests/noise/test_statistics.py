@@ -116,7 +116,7 @@ FAULTS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_changed_numbers_raise_the_alarm_meant_for_them(fault: str, sound: np.ndarray) -> None:
     change, expected = FAULTS[fault]
@@ -131,12 +131,14 @@ WORDS = {
 }
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("fault", WORDS)
 def test_changed_words_raise_the_alarm_meant_for_them(fault: str) -> None:
     change, expected = WORDS[fault]
     assert expected in alarms(noise_of(Changed(change)))
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("scale", [0.9995, 1.0005, 0.5])
 def test_a_wrong_scale_of_angles_raises_an_alarm(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(normals, "math", SimpleNamespace(pi=math.pi * scale))
@@ -233,6 +235,7 @@ def tail_p_values(read: object, zeros: int, pairs: int = 8192) -> tuple[dict[str
     return found, pairs - len(np.unique(half_square))
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("zeros", [10, 20, 21, 30, 50, 53])
 def test_radii_follow_their_law_as_far_into_the_tail_and_the_centre_as_words_reach(zeros: int) -> None:
     """At 53 zeros a radius is one of 10^16 draws: what no number of draws would reach."""

@@ -19,7 +19,7 @@ VOCABULARY = 50
 LENGTH = 7
 
 
-def _tokens(n: int, seed: int) -> dict:
+def tokens(n: int, seed: int) -> dict:
     g = torch.Generator().manual_seed(seed)
     ids = torch.randint(2, VOCABULARY, (n, LENGTH), generator=g)
     mask = torch.ones_like(ids)
@@ -28,7 +28,7 @@ def _tokens(n: int, seed: int) -> dict:
     return {"input_ids": ids, "attention_mask": mask, "labels": torch.randint(0, 3, (n,), generator=g)}
 
 
-def _classify(model: nn.Module, batch: dict) -> torch.Tensor:
+def classify(model: nn.Module, batch: dict) -> torch.Tensor:
     inputs = {k: v for k, v in batch.items() if k != "labels"}
     return nn.functional.cross_entropy(model(**inputs).logits, batch["labels"], reduction="none")
 
@@ -46,7 +46,7 @@ def bert() -> Family:
         vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32, num_labels=3,
         max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
-    return Family(BertForSequenceClassification(config).double(), _tokens, _classify)
+    return Family(BertForSequenceClassification(config).double(), tokens, classify)
 
 
 def gpt2(tied: bool = True) -> Family:
@@ -56,7 +56,7 @@ def gpt2(tied: bool = True) -> Family:
         vocab_size=VOCABULARY, n_embd=16, n_layer=3, n_head=2, n_positions=16, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
         tie_word_embeddings=tied, bos_token_id=1, eos_token_id=1,
     )  # fmt: skip
-    return Family(GPT2LMHeadModel(config).double(), _tokens, _next_token)
+    return Family(GPT2LMHeadModel(config).double(), tokens, _next_token)
 
 
 def llama() -> Family:
@@ -66,7 +66,7 @@ def llama() -> Family:
         vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=16, bos_token_id=1, eos_token_id=1, pad_token_id=0,
     )  # fmt: skip
-    return Family(LlamaForCausalLM(config).double(), _tokens, _next_token)
+    return Family(LlamaForCausalLM(config).double(), tokens, _next_token)
 
 
 def vit() -> Family:
@@ -84,7 +84,7 @@ def vit() -> Family:
             "labels": torch.randint(0, 3, (n,), generator=g),
         }
 
-    return Family(ViTForImageClassification(config).double(), batch, _classify)
+    return Family(ViTForImageClassification(config).double(), batch, classify)
 
 
 def _with_lora(family: Family, targets: list[str]) -> Family:

@@ -105,4 +105,4 @@ def biased_llama() -> families.Family:
 
 def mixture() -> families.Family:
     entry = replace(ZOO["mixtral"], options={**ZOO["mixtral"].options, "vocab_size": families.VOCABULARY})
-    return families.Family(entry.build(), families._tokens, families._next_token)
+    return families.Family(entry.build(), families.tokens, families._next_token)

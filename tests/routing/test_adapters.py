@@ -173,6 +173,7 @@ CASES = {
 }
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("case", CASES)
 def test_the_gradients_of_bound_adapters_are_autograds_own(case: str) -> None:
     """P0 in float64, and per contribution against a backward pass for each alone."""

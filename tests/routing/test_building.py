@@ -94,7 +94,7 @@ def uncached() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("workers", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_one_call_of_the_compiler_builds_the_very_kernels(calls: list, workers: int, uncached: None, one_by_one: tuple) -> None:
     truth, alone = one_by_one
     assert alone >= 3
@@ -129,6 +129,7 @@ def test_units_are_as_many_as_have_enough_to_do_and_none_grows_too_large(kernels
     assert [kernel for share in shares for kernel in share] == list(range(kernels))
 
 
+@pytest.mark.slow
 def test_kernels_of_many_units_are_the_same(
     calls: list, one_by_one: tuple, uncached: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -203,7 +203,7 @@ def test_every_known_class_has_a_configuration_here() -> None:
     assert set(KNOWN) == set(LAYOUTS)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", sorted(KNOWN))
 def test_what_is_attributed_to_a_head_moves_that_head_alone(kind: str) -> None:
     model = tiny(*KNOWN[kind])

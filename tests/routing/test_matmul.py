@@ -20,6 +20,7 @@ def factors(shape: tuple[int, int, int, int]) -> tuple[torch.Tensor, torch.Tenso
     return a, b, torch.rand(n, generator=generator, dtype=torch.float64)
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("enabled", [True, False], ids=["onednn", "torch"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_product_is_the_float64_one_to_float32_rounding(

@@ -71,7 +71,7 @@ def depths(draw) -> DepthRule:
     return DepthRule(band=(Fraction(low, 6), Fraction(high, 6)), **ends, **masks)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(models(), st.lists(depths(), min_size=1, max_size=3))
 def test_the_blocks_that_a_trainer_binds_are_those_that_an_auditor_derives(model, rules):
     classes = tuple(

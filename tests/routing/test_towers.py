@@ -109,6 +109,7 @@ def test_lists_that_are_empty_or_given_twice_are_refused() -> None:
         layer_stack(clip(), [LISTS[0], LISTS[0]])
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("rules", [
     {"images": names("vision_model.*", "visual_projection.*"), "texts": names("text_*")},
     {"top": band("0.5", "1"), "all": names("vision_model.*", "visual_projection.*", "text_*")},

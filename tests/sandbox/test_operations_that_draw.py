@@ -79,7 +79,7 @@ LAWS = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("name", LAWS)
 def test_numbers_have_the_law_of_the_operation(name: str) -> None:
     """Mean and deviation over 400 steps, within five standard errors."""

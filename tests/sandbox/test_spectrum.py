@@ -85,6 +85,7 @@ class Padded:
         return self.scene.run(range(len(lengths)), step=step, data=[torch.tensor(lengths)])
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(("span", "share"), [(8, 0.05), (SPAN, 0.6), (1, 0.5)])
 @pytest.mark.parametrize("left", [False, True])
 def test_a_rows_mask_lies_on_its_own_frames_whatever_padding_is_around(left: bool, span: int, share: float) -> None:
@@ -144,6 +145,7 @@ def test_a_row_that_is_alone_in_every_microbatch_is_as_wide_as_it_is() -> None:
             assert model(torch.tensor([width]), width=width, told=False).any()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("length", "least"), [(12, 0), (12, 2), (7, 0), (4, 2), (2, 2)])
 def test_masks_are_distributed_as_the_librarys(length: int, least: int) -> None:
     """Two samples of 3,000 rows each. Of a pair of equal frequencies one in 1e9 is more than 6.2 deviations apart."""

@@ -265,6 +265,7 @@ def test_a_text_that_ends_by_itself_gives_back_what_was_never_computed(tmp_path:
         until(lambda: spent(world) == [3, 0, 0, 0])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("door", ["events", "whole", "websocket"])
 def test_a_reader_who_goes_away_has_spent_what_was_computed_and_no_more(tmp_path: Path, door: str) -> None:
     with telling(tmp_path) as world, listening(world) as url:

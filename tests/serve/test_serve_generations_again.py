@@ -107,6 +107,7 @@ def test_a_text_of_contributions_ends_where_one_of_its_own_is_gone_and_else_goes
         assert ('"WITHDRAWN"' if own else '"finish_reason": "length"') in ended()
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize("how", ["read again", "another process"])
 def test_what_waits_for_a_slow_reader_is_not_sent_once_its_reference_is_gone(tmp_path: Path, how: str) -> None:
     long = {"tokens": 120, "epsilon": 3.0}

@@ -160,6 +160,7 @@ def test_rows_of_a_length_that_no_query_had_are_tested_before_they_draw(tmp_path
         assert spent(world) == before  # made-up rows were tested, and nothing of a document was drawn from
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("before, after", [("salt net", ""), ("", ""), ("salt net", "salt net"), ("salt net", "gull")])
 def test_every_reading_of_a_corpus_ends_all_its_texts_so_that_none_tells_what_a_document_was(
     tmp_path: Path, before: str, after: str

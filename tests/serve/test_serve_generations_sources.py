@@ -342,6 +342,7 @@ def test_a_log_without_the_limits_of_the_policy_serves_nobody(tmp_path: Path) ->
 WITHDRAWALS = {"attested": {**ATTESTED["attested"], "withdrawals": "withdrawals"}}
 
 
+@pytest.mark.one_in(99)
 @pytest.mark.parametrize(("key", "name"), [(ALICE, "alice"), (OWNER, "owner")], ids=["contributor", "owner"])
 def test_a_signed_withdrawal_counts_from_the_next_reading_on_and_for_good(tmp_path: Path, key: Any, name: str) -> None:
     write_attested(tmp_path, [*NOTES, "tide net"])  # five: without one there are two batches still

@@ -96,6 +96,7 @@ def test_laplace_noise_is_refused_with_the_extra_that_accounts_for_it_and_nothin
     assert "for or against the ledger" in " ".join(text.split())
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(
     ("words", "extra"),
     [

@@ -1,8 +1,6 @@
 """A run of one's own over people with several records, and over records of several lengths."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from dptrain.data.items import contents_of, decode_items, encode_items  # noqa: 
 from dptrain.demo.quickstart import quickstart  # noqa: E402
 from dptrain.errors import ConfigError, ContentChanged  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
+from tests.worlds.programs import ran  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 SEPARATOR = 1
@@ -173,5 +172,5 @@ def test_quickstart_groups_records_by_a_column_and_its_program_runs(tmp_path: Pa
     assert (made.contributions, made.steps) == (10, 4)
     program = Path(made.program).read_text()
     assert "by='who'" in program and "['stars']" in program
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    done = ran(["-c", program], ROOT)
     assert done.returncode == 0 and "Epsilon(spent=" in done.stdout, done.stderr

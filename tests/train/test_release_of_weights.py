@@ -23,7 +23,8 @@ from ledger.log import Ledger
 from ledger.note import NoteSigner, parse_verifier_key
 from ledger.release import ReleaseReport, check_release, release
 from tests.reference.families import FAMILIES
-from tests.worlds.trainer import Trainer, collate_tokens
+from tests.worlds.trainer import BertTrainer as Trainer
+from tests.worlds.trainer import collate_tokens
 from tests.worlds.training import World, make_world
 
 ROOT = Path(__file__).resolve().parents[2]

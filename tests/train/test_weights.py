@@ -44,6 +44,7 @@ def test_a_tensor_that_is_not_trained_is_read_once_whatever_is_written_later(mon
     assert {record.names[0]: record for record in weights.records()}["0.weight"].sha256 == digest_of(torch.zeros(4, 4))
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -67,6 +68,7 @@ class _Holder(nn.Module):
         self.register_buffer("w", tensor)
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("shape", [(1 << 25,), (1 << 10, 1 << 15), (1, 1 << 25), (2, 1 << 10, 1 << 14)])
 def test_no_more_than_a_piece_is_copied_at_a_time(shape: tuple[int, ...]) -> None:
     tensor = torch.zeros(shape)

@@ -173,6 +173,7 @@ RUNS = [
 ]
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("chosen", [[0], [1], [0, 1], [0, 4], [0, 2], [2, 3, 4], [5, 6], [5], [6, 6], [1, 2, 5]], ids=str)
 def test_several_runs_together(page, chosen):
     runs, delta = [RUNS[place] for place in chosen], 1e-6

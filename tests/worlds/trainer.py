@@ -1,6 +1,7 @@
 """A tiny training loop over a test world, shared by the tests of the engine and of the guarantees."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from dptrain import Clock, Earlier, Microbatches, NoiseSource, PrivateTraining, 
 from dptrain.planning.plan import spent
 from ledger.accountants import Phase
 from ledger.audit import AuditReport, verify_export
-from tests.reference.families import FAMILIES, Family
+from tests.reference.families import FAMILIES, VOCABULARY, Family, classify, tokens
 from tests.worlds.training import World
 
 
@@ -68,13 +69,35 @@ def wrapped(model: torch.nn.Module, *, sharded: bool = False) -> torch.nn.Module
     return model
 
 
+class Layers(torch.nn.Module):
+    """The least model with a stack: token ids -> three layers -> class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(VOCABULARY, 16)
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(16, 16) for _ in range(3)])
+        self.head = torch.nn.Linear(16, 3)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        x = self.embed(input_ids)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return SimpleNamespace(logits=self.head(x.mean(1)))
+
+
+def layers() -> Family:
+    return Family(Layers().double(), tokens, classify)
+
+
 class Trainer:
-    """Opens, prepares and steps; ``family`` names a tiny model of ``tests.reference.families``."""
+    """Opens, prepares and steps; ``family`` names a tiny model of ``tests.reference.families``; without it, `Layers`."""
+
+    usual = "layers"
 
     def __init__(
         self,
         world: World,
-        family: str = "bert",
+        family: str = "",
         *,
         seed: int = 0,
         optimizer: Any = None,
@@ -83,7 +106,7 @@ class Trainer:
         **options: Any,
     ) -> None:
         torch.manual_seed(seed)
-        self.family: Family = FAMILIES[family]()
+        self.family: Family = ({"layers": layers} | FAMILIES)[family or self.usual]()
         self.model = self.family.model.to(dtype).train()
         self.net = wrapped(self.model, sharded=sharded)
         make = optimizer or (lambda ps: torch.optim.AdamW(ps, lr=1e-2))
@@ -119,6 +142,12 @@ class Trainer:
 
     def close(self) -> None:
         self.private.close()
+
+
+class BertTrainer(Trainer):
+    """Trains BERT where no family is named: its attention, norms and dropout are part of what is tested."""
+
+    usual = "bert"
 
 
 def audited(trainer: Trainer, world: World, path: Path) -> AuditReport:

@@ -110,6 +110,7 @@ def test_honest_exports_are_those_that_the_code_writes(name):
     same_figures(row["figures"], found["figures"])
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     "name", ["multiplier 50", "band widened", "a row too low", "cosigned at 2^62", "nothing carried", "who left pays nothing"]
 )
@@ -213,7 +214,7 @@ def answered_export(row: dict[str, Any], *, figures: bool = False) -> dict[str, 
     return judged(files, Pins.from_json(row["pins"]), earlier, exports.withdrawals_in(row), figures=figures)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", RUNS)
 def test_an_honest_export_is_judged_as_its_vector_says(name):
     row = rows("exports", "honest")[name]
