@@ -17,7 +17,7 @@ from dptrain.blocks.stack import Tensor
 from dptrain.clipping.resolver import Schedule
 from dptrain.errors import NotPrivateUse
 from dptrain.geometry.charts import Charts
-from dptrain.gradients.forms import Piece, add_all_weighted, is_formed, merge, norms_sq, zero_rows
+from dptrain.gradients.forms import Gather, Piece, add_all_weighted, is_formed, merge, norms_sq, zero_rows
 from dptrain.noise.lattice import rounding_margin
 from ledger.accountants.table import LATTICE_BITS
 from ledger.leaves.numerics import FAST, MARGINS
@@ -172,6 +172,30 @@ class Sums(ABC):
         return total
 
 
+class _Rows:
+    """Sums rows of a table, and keeps what was added while that takes less room than the sum itself.
+
+    Few rows of a large table are read in a step, and its float64 sum would lie beside all that a backward pass keeps.
+    """
+
+    def __init__(self, rows: int, width: int) -> None:
+        self._left = rows * width // 2  # float32 and its place are a quarter of two float64
+        self._added: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def add(self, ids: torch.Tensor, rows: torch.Tensor) -> bool:
+        """Keeps rows to add to those that are named; False, and nothing kept, where the sum takes less room."""
+        if rows.numel() > self._left or rows.dtype != torch.float32:
+            return False
+        self._left -= rows.numel()
+        self._added.append((ids, rows))
+        return True
+
+    def add_to(self, total: torch.Tensor) -> None:
+        """Adds to a total what was kept, in its order."""
+        for ids, rows in self._added:
+            total.index_add_(0, ids, rows.to(total.dtype))
+
+
 class FastSums(Sums):
     """Clipped sums of one logical step, float64 per tensor.
 
@@ -197,6 +221,7 @@ class FastSums(Sums):
         super().__init__(tensors)
         self._charts = charts
         self._pending: list[tuple[Pieces, torch.Tensor]] = []
+        self._tables: dict[int, _Rows] = {}
         self.float_margin = MARGINS[FAST][precision_name(precision)]
         self._schedule = schedule
         # A block without noise is one that no private contribution touches: there its whitened norm is zero.
@@ -324,14 +349,35 @@ class FastSums(Sums):
         for index, found in several:
             block = self._tensors[index][0]
             if touched[block]:
-                total = self._total(index)
-                if total.device not in placed:
-                    placed[total.device] = own.to(total.device, non_blocking=True)
-                parts.append((found, placed[total.device][:, block], total))
+                device = self._tensors[index][1].parameter.device
+                if device not in placed:
+                    placed[device] = own.to(device, non_blocking=True)
+                parts.append((index, found, placed[device][:, block]))
         with ExitStack() as stack:
-            for device in {total.device for *_, total in parts}:
+            for device in {self._tensors[index][1].parameter.device for index, *_ in parts}:
                 stack.enter_context(full_precision(device))
-            add_all_weighted(parts)
+            add_all_weighted(
+                [
+                    (found, weight, self._total(index))
+                    for index, found, weight in parts
+                    if not self._keeps_rows(index, found, weight)
+                ]
+            )
+
+    def _keeps_rows(self, index: int, found: list[Piece], weight_N: torch.Tensor) -> bool:
+        """Keeps rows of a table that are to be added to its sum, if they take less room than that."""
+        (piece,) = found if len(found) == 1 else (None,)
+        if self.sink is not None or self._sums[index] is not None or not isinstance(piece, Gather):
+            return False
+        rows, width = self._tensors[index][1].shape
+        return self._tables.setdefault(index, _Rows(rows, width)).add(*piece.weighted(weight_N))
+
+    def _total(self, index: int) -> torch.Tensor:
+        total = super()._total(index)
+        rows = self._tables.pop(index, None)
+        if rows is not None:
+            rows.add_to(total)
+        return total
 
     def drain(self, active: Iterable[int]) -> None:
         super().drain(active)

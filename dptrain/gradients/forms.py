@@ -178,8 +178,13 @@ class Gather(Form):
         return _sum_sq(self.b_NTD.flatten(1))
 
     def add_weighted(self, weight_N: torch.Tensor, total: torch.Tensor) -> None:
+        ids, rows = self.weighted(weight_N)
+        total.index_add_(0, ids, rows.to(total.dtype))
+
+    def weighted(self, weight_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the rows of the table that are added to, (N T,), and what is added to each, (N T, D)."""
         scaled = self.b_NTD * weight_N.to(self.b_NTD.dtype)[:, None, None]
-        total.index_add_(0, self.ids_NT.reshape(-1), scaled.reshape(-1, scaled.shape[-1]).to(total.dtype))
+        return self.ids_NT.reshape(-1), scaled.reshape(-1, scaled.shape[-1])
 
     def dense(self, shape: torch.Size) -> torch.Tensor:
         return self.add_into(self.b_NTD.new_zeros(self.count, *shape))

@@ -87,7 +87,7 @@ def test_a_run_trains_its_record_verifies_and_its_epsilon_is_that_of_the_family(
     assert verify_export(world.root / "export", key).verdict == "FULL"
 
 
-@pytest.mark.one_in(99)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("family", BESIDE)
 def test_every_release_is_noise_and_integers_of_the_definition_to_the_last_integer(family: str, tmp_path) -> None:
     """In float64: the release is a whole number of lattice steps; less the naive noise, it is the sum of naive integers."""

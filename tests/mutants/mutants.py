@@ -460,6 +460,21 @@ EVENTS = (
     Mutant("the gradient of a share goes to whose it is", INDICES,
            "_aten.masked_scatter_backward.default: self._scatter_masked_backward,", "",
            "tests/sandbox/test_dealt_sources.py::test_a_row_that_asks_for_another_share_moves_nobodys"),
+    Mutant(
+        "rows that were kept of a table are added to its sum once", CLIPPING, "rows = self._tables.pop(index, None)",
+        "rows = self._tables.get(index)",
+        "tests/routing/test_table_sums.py::test_a_table_is_the_sum_of_its_rows_to_the_bit",
+    ),
+    Mutant(
+        "beside a sum none are kept", CLIPPING, "or self._sums[index] is not None or not isinstance(piece, Gather)",
+        "or not isinstance(piece, Gather)",
+        "tests/routing/test_table_sums.py::test_rows_are_kept_while_they_take_a_quarter_of_the_room_of_the_sum",
+    ),
+    Mutant(
+        "ranks hand on the sums of tables too", CLIPPING, "if self.sink is not None or self._sums[index]",
+        "if self._sums[index]",
+        "tests/routing/test_table_sums.py::test_where_ranks_keep_parts_of_sums_every_microbatch_hands_its_own_on",
+    ),
     Mutant("a row that asks for another share counts as zero", INDICES,
            "self._stained(_aten.masked_scatter.default(target, own, source), bad.view(-1, *(1,) * (target.dim() - 1)))",
            "_aten.masked_scatter.default(target, own, source)",
