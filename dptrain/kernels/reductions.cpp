@@ -88,7 +88,7 @@ void tile(const float* const* rows, const float* panel, long terms, float* out, 
 // and where the diagonal has left the first half of a tile, the other half. `after` is what will be asked for behind this.
 void block(const float* x, Factor of, long i0, long m, long j0, long n, float* out, const float* after, long after_row, Room& room) {
     long runs = of.width > DEEP ? (of.width + DEEP - 1) / DEEP : 1;
-    long run = (of.width + runs * LANES - 1) / (runs * LANES) * LANES;
+    long run = of.width ? (of.width + runs * LANES - 1) / (runs * LANES) * LANES : DEEP;
     for (long start = 0; start < of.width || start == 0; start += run) {
         bool last = start + run >= of.width, fresh = start == 0;
         long terms = last ? of.width - start : run;

@@ -1,7 +1,9 @@
 """Kernels of our own beside float64: norms and narrow gradients, alone with their contribution, or those of libraries."""
 
+import gc
 import os
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +300,12 @@ def mix(args: tuple, found: None) -> None:
     other[0] = own[0] * (1.0 + 2.0**-30)
 
 
+def shorten(args: tuple, found: None) -> None:
+    """Makes the sum of lengths of the b of the first contribution smaller by a thousandth."""
+    in_b = (reductions.ctypes.c_double * 1).from_address(args[4] + 8 * 3 * args[5] * args[6])
+    in_b[0] *= 0.999
+
+
 def flip(args: tuple, found: None) -> None:
     """Flips the sign of the last entry of the first gradient."""
     entry = (reductions.ctypes.c_float * 1).from_address(args[10] + 4 * (args[3] * args[7] - 1))
@@ -357,8 +365,8 @@ def add_last_late(args: tuple, found: None) -> None:
 
 
 WRONG = [
-    ("dptrain_grams", shift), ("dptrain_grams", mix), ("dptrain_outer", flip), ("dptrain_squares", lower),
-    ("dptrain_squares", vanish),
+    ("dptrain_grams", shift), ("dptrain_grams", mix), ("dptrain_grams", shorten), ("dptrain_outer", flip),
+    ("dptrain_squares", lower), ("dptrain_squares", vanish),
     ("dptrain_add", round_up), ("dptrain_turn", round_last), ("dptrain_rows_squares", lengthen),
     ("dptrain_rows_squares", hide), ("dptrain_rows_add", add_once_more), ("dptrain_add_turned", add_late),
     ("dptrain_add_floats", add_last_late),
@@ -508,6 +516,26 @@ def test_norms_beside_one_another_are_those_of_each_to_the_bit(threads: int) -> 
             alone = reductions.grams(x, b)
             for name in ("square", "reach", "in_a", "in_b"):
                 assert torch.equal(getattr(found, name)[row], getattr(alone, name))
+
+
+@needs_compiler
+def test_factors_without_width_have_norms_of_zero() -> None:
+    for d, p in ((3, 0), (0, 3), (0, 0)):
+        found = reductions.grams(torch.ones(2, 4, d), torch.ones(2, 4, p))
+        assert not bool(found.square.any()) and bool((found.in_a >= 4 * d**0.5).all())
+
+
+@needs_compiler
+def test_copies_of_factors_last_as_long_as_anybody_works_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt may end a call while threads of a pool still work."""
+    kept: list[Any] = []
+    lined: list[Any] = []
+    own = reductions._lined
+    monkeypatch.setattr(reductions, "each", lambda count, multiplications, work: kept.append(work))
+    monkeypatch.setattr(reductions, "_lined", lambda x: lined.append(weakref.ref(found := own(x))) or found)
+    reductions.grams(torch.ones(2, 4, 6)[:, :, ::2], torch.ones(2, 4, 3))
+    gc.collect()
+    assert kept and lined[0]() is not None
 
 
 @needs_compiler
