@@ -81,7 +81,6 @@ def test_a_server_that_is_down_is_no_new_budget_and_its_run_goes_on_when_it_is_b
     assert sorted(path.name for path in salt.parent.iterdir()) == names
 
 
-@pytest.mark.slow
 def test_two_processes_that_ask_one_corpus_are_answered_as_often_as_it_pays(shell, url):
     typed = [*write_corpus(shell.directory), "--budget", url, "--state", "state"]
     shell.run(*typed, "--out", "one", "--one")

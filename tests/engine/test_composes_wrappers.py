@@ -279,7 +279,6 @@ def test_peft_saves_adapters_during_and_after_a_run_and_loads_back(tmp_path, fam
     check(tmp_path / "after")
 
 
-@pytest.mark.slow
 def test_adapters_switched_off_inside_the_loop_are_refused_by_name(tmp_path) -> None:
     """peft's disable_adapter() gives the adapter back to autograd when it ends; no raw gradient may follow."""
     trainer = Trainer(small_world(tmp_path, steps=2, now=None), "bert_lora")

@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -458,7 +459,8 @@ def trained(world: World, kill_at: int | None, workers: int = 2) -> list[int]:
             for rows in step:
                 if step.number == kill_at and not private.prepared.probe.active:
                     for pid in ids:
-                        os.kill(pid, signal.SIGKILL)
+                        with suppress(ProcessLookupError):  # rows that were read before may come after its end
+                            os.kill(pid, signal.SIGKILL)
                 private.backward(peers.per_example(model, rows), rows)
             optimizer.step()
     return ids

@@ -89,7 +89,6 @@ def test_intervals_cover() -> None:
     assert readers.fraction(0, 100, 0.01)[0] == 0.0 and readers.fraction(100, 100, 0.01)[1] == 1.0
 
 
-@pytest.mark.slow
 def test_without_separation_the_bound_stays_below_the_claim() -> None:
     """And is no empty one: this is the sampled mechanism as it is accounted."""
     claim = accountants.epsilon(1.0, RATE, STEPS, DELTA)

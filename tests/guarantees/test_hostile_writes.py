@@ -317,7 +317,6 @@ def test_what_no_operation_of_torch_writes_and_no_checksum_covers_is_not_seen(st
 # ------------------------------------------------------------------------------------------- the tests see the faults
 
 
-@pytest.mark.slow
 def test_without_copies_the_claim_fails(stage: Stage, monkeypatch) -> None:
     stage.still("fast")
     monkeypatch.setattr(Kept, "spare", lambda self, written, args, kwargs: None)

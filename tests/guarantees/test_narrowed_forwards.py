@@ -78,7 +78,6 @@ def test_a_swapped_payload_leaves_the_adapter_of_another_class_and_its_optimizer
     assert len(honest["north"]) == 4 * 4, "two factors at two layers, each with a step and two means"
 
 
-@pytest.mark.slow
 def test_of_three_classes_each_moves_its_own_adapter_alone(tmp_path: Path):
     names = ("north", "south", "west")
     three = adapter_world(tmp_path / "three", narrowed(**{name: [name] for name in names}), steps=4)
@@ -414,7 +413,6 @@ def test_a_release_of_such_a_run_certifies_an_adapter_free_of_the_other_class(tm
     assert caught.value.code == "CLASS"
 
 
-@pytest.mark.slow
 def test_a_run_that_stopped_early_certifies_no_adapter_free(tmp_path: Path):
     """When to stop may have followed from what another class released."""
     import time

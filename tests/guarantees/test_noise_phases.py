@@ -240,7 +240,6 @@ def test_a_run_resumed_inside_a_phase_has_its_noise_at_once(tmp_path) -> None:
     assert scores(second)[3.5] < ALARM
 
 
-@pytest.mark.slow
 def test_a_withdrawal_within_a_phase_stops_the_count_there(tmp_path) -> None:
     world = make_world(tmp_path, steps=8, per_class=2, policy_extra=SCHEDULED)
     trainer = Trainer(world)
@@ -309,7 +308,6 @@ def test_phases_go_with_budgets_and_with_every_family(tmp_path, mode) -> None:
     trainer.close()
 
 
-@pytest.mark.slow
 def test_a_resumed_run_is_told_where_what_is_left_ends(tmp_path) -> None:
     """More was charged than expected: the attempt says at once how far it gets, and no step beyond that runs."""
     world = make_world(tmp_path, steps=8, rate=NOBODY, per_class=1, policy_extra=f"redo_steps = 1\n{SCHEDULED}")

@@ -55,7 +55,6 @@ def test_blocks_and_steps_have_independent_noise(tmp_path) -> None:
     trainer.close()
 
 
-@pytest.mark.slow
 def test_a_resumed_run_draws_fresh_noise_and_pays_again(tmp_path) -> None:
     world = make_world(tmp_path, steps=4, rate="0.000000001")
     first = Trainer(world)

@@ -131,7 +131,6 @@ def widest(folder: Path, score, worlds: int) -> float:
     return most
 
 
-@pytest.mark.slow
 def test_a_token_of_neighbouring_corpora_differs_as_far_as_is_charged_and_one_with_a_learned_scorer_further(
     tmp_path: Path,
 ) -> None:

@@ -303,7 +303,6 @@ def test_private_data_are_evaluated_under_a_name_that_says_so_and_told_to_the_ca
 # --- checkpoints and interruptions -------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("save", ["no", pytest.param("steps", marks=pytest.mark.slow)])
 def test_an_exception_costs_one_step(tmp_path: Path, save: str) -> None:
     """Raised behind step 4, in the callbacks: that step is whole, and nothing is charged in vain."""
@@ -360,7 +359,6 @@ GROUPS = 'disclosure = "secret_draws"\nsampling = { order = "cyclic_poisson", pa
 BANDS = 'noise = { family = "banded_toeplitz", parameters = { bands = 3, coefficients = [1048576, 524288, 393216] } }\n'
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("draws", [TURNS, pytest.param(GROUPS, marks=pytest.mark.slow)])
 def test_a_stopped_run_of_correlated_noise_goes_on_with_the_noise_that_it_had(tmp_path: Path, draws: str) -> None:
     """And pays for no more; the state of the noise is there while the run is, and gone behind it."""

@@ -79,7 +79,6 @@ def audited(log: BudgetLog, folder: Path) -> None:
 # --- races ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_eight_processes_of_a_hundred_are_granted_exactly_the_cap_of_three_hundred(path: Path, tmp_path: Path) -> None:
     created(path, CAP).close()
     fork = multiprocessing.get_context("fork")

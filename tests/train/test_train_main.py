@@ -47,7 +47,6 @@ def test_a_run_trains_saves_and_leaves_a_record_that_verifies(digits_world: Digi
     assert (digits_world.root / "ledger.db.checkpoints").is_dir()
 
 
-@pytest.mark.slow
 def test_a_run_file_may_ask_for_workers(digits_world: Digits, train_json: TrainJson, monkeypatch: pytest.MonkeyPatch) -> None:
     digits_world.change_run('output = "out"', 'output = "out"\nworkers = 1\nprefetch = 3')
     given, original = [], Workers.__init__
