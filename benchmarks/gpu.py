@@ -81,7 +81,7 @@ class Budget:
 
     @contextmanager
     def limit(self) -> Iterator[None]:
-        """Stops what runs inside when nothing is left.
+        """Stops what runs inside when nothing is left, and again every two seconds: what is raised in a finalizer is lost.
 
         Raises:
             OutOfTime: nothing is left, or came to an end while it ran.
@@ -95,7 +95,7 @@ class Budget:
             raise OutOfTime(told.format(f"{time.monotonic() - began:.0f} s of this row"))
 
         before = signal.signal(signal.SIGALRM, stop)
-        signal.setitimer(signal.ITIMER_REAL, self.left)
+        signal.setitimer(signal.ITIMER_REAL, self.left, 2.0)
         try:
             yield
         finally:

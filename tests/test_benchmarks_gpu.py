@@ -129,6 +129,20 @@ def test_a_row_is_stopped_when_the_budget_ends_and_the_rows_before_it_stay(monke
     assert [item["variant"] for item in found["left_out"]] == ["ours_fast", "opacus_hooks"]
 
 
+def test_a_budget_stops_what_loses_the_first_error_that_stops_it() -> None:
+    """As a finalizer does in which the signal comes."""
+    lost = 0
+    with pytest.raises(gpu.OutOfTime), gpu.Budget(0.2).limit():
+        for _ in range(1000):
+            try:
+                time.sleep(0.01)
+            except gpu.OutOfTime:
+                lost += 1
+                if lost > 1:
+                    raise
+    assert lost == 2
+
+
 class Clock:
     """Seconds that pass only where a step lets them."""
 
