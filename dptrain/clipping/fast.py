@@ -179,7 +179,7 @@ class _Rows:
     """
 
     def __init__(self, rows: int, width: int) -> None:
-        self._left = rows * width // 2  # float32 and its place are a quarter of two float64
+        self._left = rows * width // 2  # numbers of float32: a quarter of the room of the float64 sum
         self._added: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def add(self, ids: torch.Tensor, rows: torch.Tensor) -> bool:
@@ -398,7 +398,7 @@ def _touched(coefficients_NG: torch.Tensor) -> list[bool]:
 
 
 def _on_host(squares: list[torch.Tensor]) -> torch.Tensor:
-    """The same numbers on the CPU, a row each, in one transfer: each would wait for a device to finish what it was told."""
+    """Brings the numbers to the CPU, a row each, in one transfer: each would wait for a device to finish what it was told."""
     if len({square.device for square in squares}) == 1:
         return torch.stack(squares).cpu()
     return torch.stack([square.cpu() for square in squares])
