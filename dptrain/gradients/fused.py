@@ -14,8 +14,8 @@ others of its class, compute as ever.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, wraps
 from threading import Lock
@@ -26,9 +26,13 @@ from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.hooks import RemovableHandle
 
+from dptrain.gradients import matmul
+from dptrain.kernels.lora import Maps, Pair, Taken
 from ledger.leaves.numerics import TORCH
 
 Forward = Callable[..., torch.Tensor]
+Passing = Callable[[Sequence[nn.Module], torch.Tensor], Taken | None]
+"""Returns what takes the gradients of modules that are not called, given their input; None where each must be called."""
 
 
 def _gelu(own: Forward, module: nn.Module, input: torch.Tensor) -> torch.Tensor:  # named as transformers names it
@@ -53,6 +57,73 @@ def _lora(own: Forward, module: Any, x: torch.Tensor, *args: Any, **kwargs: Any)
     return result
 
 
+def _lora_at_once(passing: Passing, module: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+    """Computes the same for one active adapter by one node of autograd, or nothing."""
+    if args or kwargs:
+        return None
+    with torch._C.DisableTorchFunction():  # nobody is asked about attributes
+        names = [adapter for adapter in module.active_adapters if adapter in module.lora_A]
+        if len(names) != 1 or not _computes_so(module, x):
+            return None
+        parts = module.lora_A[names[0]], module.lora_B[names[0]]
+        maps = _maps(module.base_layer, *parts, module.scaling[names[0]])
+        taken = None if maps is None else passing(parts, x)
+    if maps is None or taken is None:
+        return None
+    dropped = module.lora_dropout[names[0]](x)
+    with taken.aside():
+        return Pair.apply(x, None if dropped is x else dropped, maps, matmul.product, taken)
+
+
+def _maps(base: Any, a: Any, b: Any, scale: float) -> Maps | None:
+    """Returns the maps of a layer, if its own is a plain one of float32 and none takes part in autograd."""
+    kind = type(base)
+    turned = _MULTIPLIES.get((kind, kind.forward))
+    weight, bias = base.weight, base.bias
+    if turned is None or _overridden(base) or _overridden(a) or _overridden(b):
+        return None
+    if any(type(one) not in _ORDINARY or one.dtype != torch.float32 for one in (weight, bias) if one is not None):
+        return None
+    if any(one.requires_grad for one in (weight, bias, a.weight, b.weight) if one is not None):
+        return None
+    return Maps(weight.t() if turned else weight, bias, a.weight.t(), b.weight.t(), scale)
+
+
+def _overridden(module: nn.Module) -> bool:
+    """Tells whether something else than the forward of its class answers a call of it."""
+    own = vars(module)
+    return "forward" in own or "_compiled_call_impl" in own
+
+
+_MULTIPLIES: dict[tuple[type, Forward], bool | None] = {}
+"""Classes, by their forward, of which it was shown what they compute: x W^T + bias, or x W + bias where this is False."""
+
+
+def _learn_base(kind: Any) -> None:
+    """Shows of the class of a layer that has adapters what it computes, on a small one, if it is known by name."""
+    place = kind, kind.forward
+    if place in _MULTIPLIES:
+        return
+    _MULTIPLIES[place] = None
+    turned = {"torch.nn.modules.linear.Linear": True, "transformers.pytorch_utils.Conv1D": False}.get(_path(kind))
+    if turned is None:
+        return
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.autocast("cpu", enabled=False):
+        module = kind(5, 7) if turned else kind(7, 5)
+        for parameter in module.parameters():
+            parameter.data = _spread(parameter.shape)
+        x, weight = _spread(torch.Size((3, 4, 5))), module.weight.t() if turned else module.weight
+        if _alike(module(x), x @ weight + module.bias):
+            _MULTIPLIES[place] = turned
+
+
+def _path(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+_ORDINARY = (nn.Parameter, torch.Tensor)
+
+
 def _plain(module: Any, x: torch.Tensor) -> bool:
     """Tells whether its active adapters are linear maps of float32 to float32 without a shift, and nothing else."""
     with torch._C.DisableTorchFunction():  # nobody is asked about attributes
@@ -74,7 +145,7 @@ def _linear(module: nn.Module) -> bool:
     return (
         type(module) is nn.Linear
         and module.bias is None
-        and type(module.weight) in (nn.Parameter, torch.Tensor)
+        and type(module.weight) in _ORDINARY
         and module.weight.dtype == torch.float32
         and "forward" not in vars(module)
     )
@@ -114,6 +185,8 @@ class Known:
 
     forward: Callable[..., torch.Tensor]
     sample: Callable[[type], tuple[nn.Module, torch.Tensor]]
+    at_once: Callable[..., torch.Tensor | None] | None = None
+    """Computes it by one node of autograd, or nothing; its parts are not called then."""
 
 
 def _activation(kind: type) -> tuple[nn.Module, torch.Tensor]:
@@ -122,6 +195,8 @@ def _activation(kind: type) -> tuple[nn.Module, torch.Tensor]:
 
 def _adapted(kind: type) -> tuple[nn.Module, torch.Tensor]:
     from peft import LoraConfig
+
+    _learn_base(nn.Linear)
 
     layer = kind(nn.Linear(5, 7), "default", config=LoraConfig(r=2, lora_alpha=6), r=2, lora_alpha=6)
     for parameter in layer.parameters():
@@ -136,7 +211,7 @@ def _spread(shape: torch.Size) -> torch.Tensor:
 KNOWN: Final = {
     "transformers.activations.NewGELUActivation": Known(_gelu, _activation),
     "transformers.activations.FastGELUActivation": Known(_gelu, _activation),
-    "peft.tuners.lora.layer.Linear": Known(_lora, _adapted),
+    "peft.tuners.lora.layer.Linear": Known(_lora, _adapted, _lora_at_once),
 }
 """By the path of a class, exactly: one that derives from it is another."""
 
@@ -150,10 +225,12 @@ def _holds(kind: type, own: Forward, known: Known) -> bool:
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.autocast("cpu", enabled=False):
             module, x = known.sample(kind)
-            found = [_values(module, one, x) for one in (own, lambda *given: known.forward(own, *given))]
+            found: list[Any] = [_values(module, one, x) for one in (own, lambda *given: known.forward(own, *given))]
+            if known.at_once is not None:
+                found.append(_values_at_once(module, known.at_once, x))
     except Exception:
         return False  # a library of another version: whatever fails, modules compute by themselves
-    return all(_alike(a, b) for a, b in zip(*found, strict=True))
+    return all(b is None or _alike(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
 
 def _values(module: nn.Module, forward: Forward, x: torch.Tensor) -> list[torch.Tensor]:
@@ -162,6 +239,38 @@ def _values(module: nn.Module, forward: Forward, x: torch.Tensor) -> list[torch.
     out = forward(module, x * 1.0)
     leaves = [x, *(parameter.requires_grad_() for parameter in module.parameters())]
     return [out.detach(), *torch.autograd.grad(out, leaves, _spread(out.shape))]
+
+
+def _values_at_once(
+    module: nn.Module, at_once: Callable[..., torch.Tensor | None], x: torch.Tensor
+) -> list[torch.Tensor | None]:
+    """Returns the same of a node: of parameters, by what it hands to their rules; None for those it hands nothing of."""
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+    shown, x = _Shown(), x.clone().requires_grad_()
+    out = at_once(shown.passing, module, x * 1.0)
+    assert out is not None
+    (back,) = torch.autograd.grad(out, x, _spread(out.shape))
+    assert len(shown.found) == len(shown.parts)
+    return [out.detach(), back, *(shown.found.get(id(parameter)) for parameter in module.parameters())]
+
+
+class _Shown:
+    """Takes what a node hands to the rules of its parts, and makes the gradients of their weights of it."""
+
+    def __init__(self) -> None:
+        self.parts: Sequence[Any] = ()
+        self.found: dict[int, torch.Tensor] = {}
+
+    def passing(self, parts: Sequence[nn.Module], x: torch.Tensor) -> "_Shown":
+        self.parts = parts
+        return self
+
+    def aside(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def take(self, place: int, x: torch.Tensor, grad: torch.Tensor) -> None:
+        self.found[id(self.parts[place].weight)] = grad.flatten(0, -2).t() @ x.flatten(0, -2)
 
 
 def _alike(own: torch.Tensor, other: torch.Tensor) -> bool:
@@ -187,7 +296,8 @@ def _asking(kind: type, known: Known, own: Forward) -> Forward:
         of, module = _UNDER_WAY.get(id(self), (None, None))
         if of is None or module is not self or type(self) is not kind or not of.unwatched(self):
             return own(self, *args, **kwargs)
-        return known.forward(own, self, *args, **kwargs)
+        found = None if known.at_once is None else known.at_once(of.passing, self, *args, **kwargs)
+        return known.forward(own, self, *args, **kwargs) if found is None else found
 
     return forward
 
@@ -201,18 +311,24 @@ class Fused:
     Args:
         model: of these modules; what it gets or loses later is not seen.
         active: whether the sandbox of the run has not been left.
+        passing: asked before modules are passed by that are parts of one which is computed at once.
     """
 
-    def __init__(self, model: nn.Module, active: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, model: nn.Module, active: Callable[[], bool] = lambda: True, passing: Passing = lambda parts, x: None
+    ) -> None:
         _fresh()  # while nothing is intercepted
         self._active = active
+        self.passing = passing
         self._left = False
         self._ours: set[int] = set()
         self._parts: dict[int, tuple[nn.Module, ...]] = {}
         self._found: list[tuple[nn.Module, Known, Forward]] = []
         for module in model.modules():
             kind = type(module)
-            known, own = KNOWN.get(f"{kind.__module__}.{kind.__qualname__}"), _own(kind)
+            if hasattr(module, "base_layer"):
+                _learn_base(type(module.base_layer))
+            known, own = KNOWN.get(_path(kind)), _own(kind)
             if known is not None and "forward" in vars(kind) and _holds(kind, own, known):
                 self._found.append((module, known, own))
                 self._parts[id(module)] = tuple(module.modules())

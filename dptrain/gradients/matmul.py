@@ -91,6 +91,13 @@ def _addmm(bias_N: torch.Tensor, x_MK: torch.Tensor, y_KN: torch.Tensor, **scale
     return _held(_rows(_plain(x_MK), _plain(y_KN.t()), bias_N.contiguous()), x_MK, y_KN, bias_N)
 
 
+def product(x_MK: torch.Tensor, y_KN: torch.Tensor, bias_N: torch.Tensor | None = None) -> torch.Tensor:
+    """Returns x y, and bias, as the passes of a microbatch compute it that nobody watches."""
+    if bias_N is None:
+        return _mm(x_MK, y_KN) if enabled() else torch.mm(x_MK, y_KN)
+    return _addmm(bias_N, x_MK, y_KN) if enabled() else torch.addmm(bias_N, x_MK, y_KN)
+
+
 def _plain(x: torch.Tensor) -> torch.Tensor:
     """Returns it with strides for which there are fast kernels: contiguous, or the transpose of what is."""
     return x if x.is_contiguous() or x.t().is_contiguous() else x.contiguous()

@@ -88,6 +88,18 @@ class Kept:
         )
 
 
+class Straight:
+    """The one input of a call that a node of ours keeps; :meth:`call` is as that of :class:`Kept`."""
+
+    below = True
+
+    def __init__(self, value: torch.Tensor, contributions: int, examples: int) -> None:
+        self._value, self._counts = value, (contributions, examples)
+
+    def call(self, output: int, wanted: frozenset[str], tied: frozenset[str]) -> Call:
+        return Call((self._value,), {}, *self._counts, output=output, wanted=wanted, tied=tied)
+
+
 @dataclass(frozen=True)
 class _Place:
     index: int

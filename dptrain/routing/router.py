@@ -7,7 +7,7 @@ cannot hold a non-private gradient.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,7 +31,7 @@ from dptrain.gradients.registry import Call, Rule, described, rule_of, settled
 from dptrain.gradients.shared_tables import Listed, MethodCalls, listed_sites, watch
 from dptrain.gradients.whole_modules import SpreadPrompts, prompt_models
 from dptrain.routing import sites
-from dptrain.routing.capture import Kept, Tap, in_reentrant_checkpoint
+from dptrain.routing.capture import Kept, Straight, Tap, in_reentrant_checkpoint
 from dptrain.routing.sites import Site
 from dptrain.sandbox import Entry, Given, Sandbox
 from dptrain.sandbox.outside import without_gradient
@@ -119,7 +119,8 @@ class Router:
         self._standing: list[SpreadPrompts | MethodCalls] = [
             *(SpreadPrompts(module, self._is_armed) for module in prompt_models(model)), *self._methods,
         ]  # fmt: skip
-        self.fused = Fused(model, lambda: sandbox is None or sandbox.active)
+        self._alone = {id(site.module): site for site in self.sites if not site.method}
+        self.fused = Fused(model, lambda: sandbox is None or sandbox.active, self._passing)
         """Forwards in fewer passes over memory, for the time of a microbatch."""
         owners: dict[int, int] = {}
         for site in self.sites:
@@ -491,7 +492,33 @@ class Router:
             return None
         return leaves[0] if spec is None else tree_unflatten(leaves, spec)
 
-    def _on_grad(self, serial: int, site: Site, kept: Kept, place: int, wanted: frozenset[str], grad: torch.Tensor) -> None:
+    def _passing(self, modules: Sequence[nn.Module], x: torch.Tensor) -> "_Passed | None":
+        """Returns what takes the gradients of maps that a node of ours computes in their place; None where they must be called.
+
+        They are, wherever a call is more than its input and what comes back: rows are learnt, a checkpoint drops values, a
+        program sees what autograd saves, nothing trainable came before.
+        """
+        armed, sandbox = self._armed, self.sandbox
+        if armed is None or self._learnt or sandbox is None or sandbox.learning or not (torch.is_grad_enabled() and x.requires_grad):
+            return None
+        if torch._C._current_graph_task_id() != -1 or torch._C._autograd._top_saved_tensors_default_hooks(True):
+            return None
+        if x.dim() < 2 or x.shape[0] != armed.contributions * armed.examples or type(x) is not torch.Tensor:
+            return None
+        found = [self._alone.get(id(module)) for module in modules]
+        sites = [site for site in found if site is not None and self._passes_by(armed, site)]
+        return _Passed(self, armed, sites) if len(sites) == len(modules) else None
+
+    def _passes_by(self, armed: _Armed, site: Site) -> bool:
+        """Tells whether all that matters of a call of this site is its input, and what comes back to its output."""
+        rule = site.rule
+        if not rule.product or rule.foreign or rule.given.found or not (rule.open and rule.given.fixed):
+            return False
+        if self.verified is not None and site.name not in self.verified:
+            return False
+        return self._wanted(armed, site) == {"weight"}
+
+    def _on_grad(self, serial: int, site: Site, kept: Kept | Straight, place: int, wanted: frozenset[str], grad: torch.Tensor) -> None:
         armed = self._armed
         if armed is None or armed.muted:
             return
@@ -602,6 +629,25 @@ class Router:
         """Masks, clips and adds what the backward pass found to the sums of the step, and ends the microbatch."""
         self.sums.add(self.pieces, bounds)
         self.disarm()
+
+
+class _Passed:
+    """Takes inputs and output gradients of maps of one microbatch that are not called."""
+
+    def __init__(self, router: Router, armed: _Armed, sites: Sequence[Site]) -> None:
+        self._router, self._sites = router, sites
+        self._serial, self._counts = armed.serial, (armed.contributions, armed.examples)
+        self._apart = router.sandbox is not None and not router.sandbox.marking
+        armed.order.extend(site.name for site in sites)
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Enters the room of our own operations, unless content is followed from tensor to tensor."""
+        return self._router.aside() if self._apart else nullcontext()
+
+    def take(self, place: int, x: torch.Tensor, grad: torch.Tensor) -> None:
+        """Hands the gradient of one map to its rule."""
+        site = self._sites[place]
+        self._router._on_grad(self._serial, site, Straight(x, *self._counts), 0, frozenset(("weight",)), grad)
 
 
 _ORDINARY = (torch.Tensor, nn.Parameter)
