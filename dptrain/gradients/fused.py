@@ -27,7 +27,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.hooks import RemovableHandle
 
 from dptrain.gradients import matmul
-from dptrain.kernels.lora import Maps, Pair, Taken
+from dptrain.kernels.nodes import Map, Pair, Taken, adapted, serves
 from ledger.leaves.numerics import TORCH
 
 Forward = Callable[..., torch.Tensor]
@@ -66,27 +66,23 @@ def _lora_at_once(passing: Passing, module: Any, x: torch.Tensor, *args: Any, **
         if len(names) != 1 or not _computes_so(module, x):
             return None
         parts = module.lora_A[names[0]], module.lora_B[names[0]]
-        maps = _maps(module.base_layer, *parts, module.scaling[names[0]])
+        maps = _maps(x, module.base_layer, *parts, module.scaling[names[0]])
         taken = None if maps is None else passing(parts, x)
     if maps is None or taken is None:
         return None
-    dropped = module.lora_dropout[names[0]](x)
-    with taken.aside():
-        return Pair.apply(x, None if dropped is x else dropped, maps, matmul.product, taken)
+    return adapted(x, module.lora_dropout[names[0]](x), *maps, matmul.product, taken)
 
 
-def _maps(base: Any, a: Any, b: Any, scale: float) -> Maps | None:
-    """Returns the maps of a layer, if its own is a plain one of float32 and none takes part in autograd."""
+def _maps(x: torch.Tensor, base: Any, a: Any, b: Any, scale: float) -> tuple[Map, Pair] | None:
+    """Returns the maps of a layer, if its own is a plain one, and it and its input are served."""
     kind = type(base)
     turned = _MULTIPLIES.get((kind, kind.forward))
-    weight, bias = base.weight, base.bias
     if turned is None or _overridden(base) or _overridden(a) or _overridden(b):
         return None
-    if any(type(one) not in _ORDINARY or one.dtype != torch.float32 for one in (weight, bias) if one is not None):
+    weight, bias = base.weight, base.bias
+    if not serves(x, weight, bias, a.weight, b.weight):
         return None
-    if any(one.requires_grad for one in (weight, bias, a.weight, b.weight) if one is not None):
-        return None
-    return Maps(weight.t() if turned else weight, bias, a.weight.t(), b.weight.t(), scale)
+    return Map(weight.t() if turned else weight, bias), Pair(a.weight.t(), b.weight.t(), scale)
 
 
 def _overridden(module: nn.Module) -> bool:
@@ -336,6 +332,11 @@ class Fused:
     def expect(self, handles: Iterable[RemovableHandle]) -> None:
         """Counts hooks among those of the run, which keep nothing that they see."""
         self._ours.update(handle.id for handle in handles)
+
+    @property
+    def by_themselves(self) -> bool:
+        """Tells whether modules compute by themselves now (:meth:`left`)."""
+        return self._left
 
     def unwatched(self, module: nn.Module) -> bool:
         """Tells whether all hooks on a module of the model and on its parts are those of the run."""

@@ -23,6 +23,7 @@ from dptrain.clipping.resolver import Schedule
 from dptrain.data.microbatch import Microbatch
 from dptrain.errors import CoupledModel, LossShape
 from dptrain.geometry.charts import charted
+from dptrain.gradients import matmul
 from dptrain.gradients.forms import Piece, narrow
 from dptrain.gradients.fused import Fused
 from dptrain.gradients.generic import GenericRule, place_of
@@ -30,6 +31,7 @@ from dptrain.gradients.poison import check_poisoned
 from dptrain.gradients.registry import Call, Rule, described, rule_of, settled
 from dptrain.gradients.shared_tables import Listed, MethodCalls, listed_sites, watch
 from dptrain.gradients.whole_modules import SpreadPrompts, prompt_models
+from dptrain.kernels.nodes import Map, multiplied, serves
 from dptrain.routing import sites
 from dptrain.routing.capture import Kept, Straight, Tap, in_reentrant_checkpoint
 from dptrain.routing.sites import Site
@@ -54,6 +56,10 @@ class _Armed:
     pieces: Pieces = field(default_factory=dict)
     taps: list[tuple[str, torch.Tensor, int]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
+    entering: tuple[Site, torch.Tensor] | None = None
+    """The site whose call has just begun, and its input."""
+    passed: Site | None = None
+    """A site whose call goes on, and whose gradients are taken already."""
     muted: bool = False
     half: bool = False
     """A captured module computed in half precision."""
@@ -191,6 +197,7 @@ class Router:
         for standing in self._standing:
             standing.attach()
         if self.sandbox is not None:
+            self.sandbox.multiplied = self._multiplied
             self._handles.append(self._model.register_forward_hook(partial(self._outside)))
         self.fused.expect(self._handles)
 
@@ -219,6 +226,8 @@ class Router:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        if self.sandbox is not None:
+            self.sandbox.multiplied = None
         for standing in self._standing:
             standing.detach()
 
@@ -261,7 +270,7 @@ class Router:
         self._serial += 1
         self._armed = replace(
             template, serial=self._serial, contributions=rows.contributions, examples=rows.examples, pieces={}, taps=[],
-            order=[], muted=False, half=False, reach=None,
+            order=[], entering=None, passed=None, muted=False, half=False, reach=None,
         )  # fmt: skip
         sandbox = self.sandbox
         try:
@@ -342,6 +351,8 @@ class Router:
         armed = self._armed
         if armed is None or not torch.is_grad_enabled() or not args or not isinstance(args[0], torch.Tensor):
             return None
+        if site.rule.product:
+            armed.entering, armed.passed = (site, args[0]), None
         with torch._C.DisableTorchFunction():  # nobody is asked about attributes
             shape = () if args[0].is_nested else args[0].shape
         rows, rule = armed.contributions * armed.examples, site.rule
@@ -391,6 +402,9 @@ class Router:
     def _capture(self, site: Site, module: nn.Module, args: tuple, kwargs: dict, output: object) -> object | None:
         armed = self._armed
         if armed is None:
+            return None
+        passed, armed.entering, armed.passed = armed.passed, None, None
+        if passed is site:
             return None
         wanted = self._wanted(armed, site)
         if not (wanted or (site.rule.common and torch.is_grad_enabled())):
@@ -496,18 +510,18 @@ class Router:
         """Returns what takes the gradients of maps that a node of ours computes in their place; None where they must be called.
 
         They are, wherever a call is more than its input and what comes back: rows are learnt, a checkpoint drops values, a
-        program sees what autograd saves, nothing trainable came before.
+        program sees what autograd saves.
         """
         armed, sandbox = self._armed, self.sandbox
-        if armed is None or self._learnt or sandbox is None or sandbox.learning or not (torch.is_grad_enabled() and x.requires_grad):
+        if armed is None or self._learnt or sandbox is None or sandbox.learning or self.fused.by_themselves:
             return None
         if torch._C._current_graph_task_id() != -1 or torch._C._autograd._top_saved_tensors_default_hooks(True):
             return None
-        if x.dim() < 2 or x.shape[0] != armed.contributions * armed.examples or type(x) is not torch.Tensor:
+        if x.dim() < 2 or x.shape[0] != armed.contributions * armed.examples:
             return None
         found = [self._alone.get(id(module)) for module in modules]
-        sites = [site for site in found if site is not None and self._passes_by(armed, site)]
-        return _Passed(self, armed, sites) if len(sites) == len(modules) else None
+        passed = [site for site in found if site is not None and self._passes_by(armed, site)]
+        return _Passed(self, armed, passed) if len(passed) == len(modules) else None
 
     def _passes_by(self, armed: _Armed, site: Site) -> bool:
         """Tells whether all that matters of a call of this site is its input, and what comes back to its output."""
@@ -516,9 +530,32 @@ class Router:
             return False
         if self.verified is not None and site.name not in self.verified:
             return False
-        return self._wanted(armed, site) == {"weight"}
+        return bool(self._wanted(armed, site))
 
-    def _on_grad(self, serial: int, site: Site, kept: Kept | Straight, place: int, wanted: frozenset[str], grad: torch.Tensor) -> None:
+    def _multiplied(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, turned: bool
+    ) -> torch.Tensor | None:
+        """Computes the linear map of the site whose call has just begun by a node, if that is all it does; else nothing."""
+        armed = self._armed
+        if armed is None or armed.entering is None:
+            return None
+        with torch._C.DisableTorchFunction():  # nobody is asked about attributes
+            site, into = armed.entering
+            own = site.module._parameters
+            if own.get("weight") is not weight or own.get("bias") is not bias or not serves(x, weight, bias):
+                return None
+            if x is not into and not _turned_over(x, into):
+                return None
+            taken = self._passing((site.module,), into)
+            if taken is None:
+                return None
+            armed.entering, armed.passed = None, site
+            linear = Map(weight.t() if turned else weight, bias)
+        return multiplied(x, into.shape, linear, matmul.product, taken)
+
+    def _on_grad(
+        self, serial: int, site: Site, kept: Kept | Straight, place: int, wanted: frozenset[str], grad: torch.Tensor
+    ) -> None:
         armed = self._armed
         if armed is None or armed.muted:
             return
@@ -638,6 +675,7 @@ class _Passed:
         self._router, self._sites = router, sites
         self._serial, self._counts = armed.serial, (armed.contributions, armed.examples)
         self._apart = router.sandbox is not None and not router.sandbox.marking
+        self._wanted = [router._wanted(armed, site) for site in sites]
         armed.order.extend(site.name for site in sites)
 
     def aside(self) -> AbstractContextManager[None]:
@@ -647,7 +685,7 @@ class _Passed:
     def take(self, place: int, x: torch.Tensor, grad: torch.Tensor) -> None:
         """Hands the gradient of one map to its rule."""
         site = self._sites[place]
-        self._router._on_grad(self._serial, site, Straight(x, *self._counts), 0, frozenset(("weight",)), grad)
+        self._router._on_grad(self._serial, site, Straight(x, *self._counts), 0, self._wanted[place], grad)
 
 
 _ORDINARY = (torch.Tensor, nn.Parameter)
@@ -656,6 +694,14 @@ _SIMPLE = (*_ORDINARY, type(None), bool, int, float, str)
 
 def _half(values: list[object]) -> bool:
     return any(isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16) for value in values)
+
+
+def _turned_over(x: torch.Tensor, into: torch.Tensor) -> bool:
+    """Tells whether x is all of another tensor, seen as a matrix."""
+    return (
+        x.dim() == 2 and type(into) is torch.Tensor and x.data_ptr() == into.data_ptr() and x.numel() == into.numel()
+        and x.shape[-1:] == into.shape[-1:] and x.dtype == into.dtype and x.is_contiguous() and into.is_contiguous()
+    )  # fmt: skip
 
 
 def _rows(value: object, armed: _Armed, at: int) -> bool:

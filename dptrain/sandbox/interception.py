@@ -33,6 +33,7 @@ from dptrain.sandbox.modes import (
     Called,
     Dispatched,
     Kind,
+    Multiplied,
     kind_of,
     spread,
     take_out,
@@ -110,6 +111,8 @@ class Sandbox:
         """True once a forward of the probes drew from Python's or numpy's generator."""
         self.late_host_draws = False
         """True once a private microbatch did, unforeseen: by rows, perhaps, so that numbers of other samples moved."""
+        self.multiplied: Multiplied | None = None
+        """Computes linear maps of the model by itself, where it does."""
         self._products = products
         self._known: dict[int, tuple[Any, Kind, Callable[..., Any]]] = {}
         self._model = model

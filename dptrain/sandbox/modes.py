@@ -97,15 +97,20 @@ def tensors_in(values: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(value)
 
 
+Multiplied = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, bool], torch.Tensor | None]
+
+
 class Watcher(Protocol):
     """Is asked by the modes: the sandbox.
 
     Attributes:
-        total: what becomes of indices. kept: what may not be written.
+        total: what becomes of indices. kept: what may not be written. multiplied: what may compute a linear map in the place of
+            torch, given input, weight, bias and whether the weight is turned; None, or it returns None, where torch does.
     """
 
     total: Total
     kept: Kept
+    multiplied: Multiplied | None
 
     def dispatch(self, func: Any, args: tuple, kwargs: dict | None) -> Any:
         """Runs one operation under the rules."""
@@ -127,7 +132,7 @@ class Dispatched(TorchDispatchMode):
 
 
 class Called(TorchFunctionMode):
-    """Functions that fall apart before they are dispatched: a one-hot code, and attention with dropout on a GPU.
+    """Functions that fall apart before they are dispatched: a one-hot code, attention with dropout on a GPU, a linear map.
 
     And the end of every function, where torch has counted what it wrote.
     """
@@ -170,7 +175,23 @@ def _attention(watcher: Watcher, func: Any, args: tuple, kwargs: dict) -> Any:
         return func(*args, **kwargs)
 
 
+def _linear(watcher: Watcher, func: Any, args: tuple, kwargs: dict) -> Any:
+    found = None
+    if watcher.multiplied is not None and not kwargs and 2 <= len(args) <= 3:
+        found = watcher.multiplied(args[0], args[1], args[2] if len(args) == 3 else None, True)
+    return func(*args, **kwargs) if found is None else found
+
+
+def _addmm(watcher: Watcher, func: Any, args: tuple, kwargs: dict) -> Any:
+    found = None
+    if watcher.multiplied is not None and not kwargs and len(args) == 3:
+        found = watcher.multiplied(args[1], args[2], args[0], False)
+    return func(*args, **kwargs) if found is None else found
+
+
 _FUNCTIONS: dict[Any, Callable[[Watcher, Any, tuple, dict], Any]] = {
+    torch.nn.functional.linear: _linear,
+    torch.addmm: _addmm,
     torch.nn.functional.one_hot: _one_hot,
     torch.nn.functional.scaled_dot_product_attention: _attention,
 }
