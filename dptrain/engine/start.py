@@ -350,7 +350,18 @@ class Start:
                 'draw with torch, or sign disclosure = "occurrences_public", which claims nothing from secret draws',
             )
         # Backward passes: P1, the gradient itself, the same under another weight, the router's.
-        return self._cost(rows, backward=4, sums=2) + (yield from self._look_away(rows))
+        cost = self._cost(rows, backward=4, sums=2)
+        if self._same_bits:
+            cost += yield from self._see_as_in_steps(rows)
+        return cost + (yield from self._look_away(rows))
+
+    def _see_as_in_steps(self, rows: int) -> Iterator[Microbatch]:
+        """Sees the rows of the proof once more, as steps compute them: where parameters take part in autograd, maps are no nodes
+        of ours, and round otherwise. Returns its cost."""
+        before = self._seen
+        yield from self._one(range(rows), self._look_at_norms)
+        self._check_company(before, same_shape=False)
+        return self._cost(rows, backward=1, sums=1)
 
     def _look_away(self, rows: int) -> Iterator[Microbatch]:
         """Spoils what the forward is not to read, and compares losses with those of the proof. Returns its cost."""

@@ -92,10 +92,11 @@ def _addmm(bias_N: torch.Tensor, x_MK: torch.Tensor, y_KN: torch.Tensor, **scale
 
 
 def product(x_MK: torch.Tensor, y_KN: torch.Tensor, bias_N: torch.Tensor | None = None) -> torch.Tensor:
-    """Returns x y, and bias, as the passes of a microbatch compute it that nobody watches."""
+    """Returns x y, and bias, as the passes of a microbatch compute it: by name where no mode meets the operation."""
+    ours = enabled() and not torch._C._len_torch_dispatch_stack()
     if bias_N is None:
-        return _mm(x_MK, y_KN) if enabled() else torch.mm(x_MK, y_KN)
-    return _addmm(bias_N, x_MK, y_KN) if enabled() else torch.addmm(bias_N, x_MK, y_KN)
+        return _mm(x_MK, y_KN) if ours else torch.mm(x_MK, y_KN)
+    return _addmm(bias_N, x_MK, y_KN) if ours else torch.addmm(bias_N, x_MK, y_KN)
 
 
 def _plain(x: torch.Tensor) -> torch.Tensor:

@@ -32,6 +32,7 @@ from dptrain.gradients.registry import Call, Rule, described, rule_of, settled
 from dptrain.gradients.shared_tables import Listed, MethodCalls, listed_sites, watch
 from dptrain.gradients.whole_modules import SpreadPrompts, prompt_models
 from dptrain.kernels.nodes import Map, multiplied, serves
+from dptrain.kernels.way import way
 from dptrain.routing import sites
 from dptrain.routing.capture import Kept, Straight, Tap, in_reentrant_checkpoint
 from dptrain.routing.sites import Site
@@ -537,7 +538,7 @@ class Router:
     ) -> torch.Tensor | None:
         """Computes the linear map of the site whose call has just begun by a node, if that is all it does; else nothing."""
         armed = self._armed
-        if armed is None or armed.entering is None:
+        if armed is None or armed.entering is None or way.torch_alone:
             return None
         with torch._C.DisableTorchFunction():  # nobody is asked about attributes
             site, into = armed.entering
