@@ -356,8 +356,8 @@ class Start:
         return cost + (yield from self._look_away(rows))
 
     def _see_as_in_steps(self, rows: int) -> Iterator[Microbatch]:
-        """Sees the rows of the proof once more, as steps compute them: where parameters take part in autograd, maps are no nodes
-        of ours, and round otherwise. Returns its cost."""
+        """Sees the rows of the proof once more, as steps compute them: where parameters take part in autograd, maps are no
+        nodes of ours, and round otherwise. Returns its cost."""
         before = self._seen
         yield from self._one(range(rows), self._look_at_norms)
         self._check_company(before, same_shape=False)

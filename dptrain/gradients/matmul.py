@@ -342,8 +342,12 @@ ROWS = 4096
 def weighted_outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor, weight_N: torch.Tensor) -> torch.Tensor:
     """Returns sum_i weight_i sum_t b_it a_it^T, (P, D); the narrower factor carries the weights, which are at most one."""
     n, t, d = a_NTD.shape
-    weight_K = weight_N.to(a_NTD.dtype).repeat_interleave(t)
-    factors = a_NTD.reshape(n * t, d), b_NTP.reshape(n * t, b_NTP.shape[2]), weight_K
+    p, weight_N = b_NTP.shape[2], weight_N.to(a_NTD.dtype)
+    if n * t <= ROWS and not _fits(a_NTD, b_NTP, n * t * d * p):
+        if d < p:
+            return b_NTP.reshape(n * t, p).t() @ (a_NTD * weight_N[:, None, None]).view(n * t, d)
+        return (b_NTP * weight_N[:, None, None]).view(n * t, p).t() @ a_NTD.reshape(n * t, d)
+    factors = a_NTD.reshape(n * t, d), b_NTP.reshape(n * t, p), weight_N.repeat_interleave(t)
     total: torch.Tensor | None = None
     for a, b, weight in zip(*(x.split(ROWS) for x in factors), strict=True):
         part = _weighted(a, b, weight)
