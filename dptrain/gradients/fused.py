@@ -265,6 +265,9 @@ class _Shown:
     def aside(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def note(self) -> None:
+        """Does nothing."""
+
     def take(self, place: int, x: torch.Tensor, grad: torch.Tensor) -> None:
         self.found[id(self.parts[place].weight)] = grad.flatten(0, -2).t() @ x.flatten(0, -2)
 

@@ -345,8 +345,8 @@ def weighted_outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor, weight_N: torch.Ten
     p, weight_N = b_NTP.shape[2], weight_N.to(a_NTD.dtype)
     if n * t <= ROWS and not _fits(a_NTD, b_NTP, n * t * d * p):
         if d < p:
-            return b_NTP.reshape(n * t, p).t() @ (a_NTD * weight_N[:, None, None]).view(n * t, d)
-        return (b_NTP * weight_N[:, None, None]).view(n * t, p).t() @ a_NTD.reshape(n * t, d)
+            return b_NTP.reshape(n * t, p).t() @ (a_NTD * weight_N[:, None, None]).reshape(n * t, d)
+        return (b_NTP * weight_N[:, None, None]).reshape(n * t, p).t() @ a_NTD.reshape(n * t, d)
     factors = a_NTD.reshape(n * t, d), b_NTP.reshape(n * t, p), weight_N.repeat_interleave(t)
     total: torch.Tensor | None = None
     for a, b, weight in zip(*(x.split(ROWS) for x in factors), strict=True):

@@ -39,22 +39,27 @@ class Taken(Protocol):
     def aside(self) -> AbstractContextManager[None]:
         """Enters the room of our own operations."""
 
+    def note(self) -> None:
+        """Notes that the maps were computed."""
+
     def take(self, place: int, x: torch.Tensor, grad: torch.Tensor) -> None:
         """Takes input and output gradient of a map, by its place: of a pair that of A, whose output is not scaled, and of B."""
 
 
 def serves(x: torch.Tensor, *frozen: torch.Tensor | None) -> bool:
-    """Tells whether x is a plain tensor of float32 that computes as one, in a graph that gradients of it are asked of, and so
-    are the others, which take no part in autograd."""
-    if type(x) is not torch.Tensor or x.dtype != torch.float32 or not x.requires_grad or not torch.is_grad_enabled():
+    """Tells whether x is a plain tensor of float32 or float64, in a graph that gradients of it are asked of, and the others are
+    plain ones of the same type, which take no part in autograd."""
+    kind = x.dtype
+    if type(x) is not torch.Tensor or kind not in _TYPES or not (x.requires_grad and torch.is_grad_enabled()):
         return False
     for one in frozen:
-        if one is not None and (type(one) not in _ORDINARY or one.dtype != torch.float32 or one.requires_grad):
+        if one is not None and (type(one) not in _ORDINARY or one.dtype != kind or one.requires_grad):
             return False
     return not torch.is_autocast_enabled(x.device.type) and torch._C._functorch.peek_interpreter_stack() is None
 
 
 _ORDINARY = (torch.nn.Parameter, torch.Tensor)
+_TYPES = (torch.float32, torch.float64)
 
 
 def multiplied(x: torch.Tensor, shape: torch.Size, linear: Map, product: Product, taken: Taken) -> torch.Tensor:
@@ -65,7 +70,9 @@ def multiplied(x: torch.Tensor, shape: torch.Size, linear: Map, product: Product
         taken: gets x and the gradient of what is returned, at place 0, in the backward pass.
     """
     with taken.aside():
-        return _Multiplied.apply(x, shape, linear, product, taken)
+        found: torch.Tensor = _Multiplied.apply(x, shape, linear, product, taken)
+    taken.note()
+    return found
 
 
 def adapted(x: torch.Tensor, dropped: torch.Tensor, linear: Map, pair: Pair, product: Product, taken: Taken) -> torch.Tensor:
@@ -76,7 +83,9 @@ def adapted(x: torch.Tensor, dropped: torch.Tensor, linear: Map, pair: Pair, pro
         taken: gets inputs and output gradients of A, at place 0, and B, at place 1, in the backward pass.
     """
     with taken.aside():
-        return _Adapted.apply(x, None if dropped is x else dropped, linear, pair, product, taken)
+        found: torch.Tensor = _Adapted.apply(x, None if dropped is x else dropped, linear, pair, product, taken)
+    taken.note()
+    return found
 
 
 class _Multiplied(torch.autograd.Function):

@@ -677,11 +677,16 @@ class _Passed:
         self._serial, self._counts = armed.serial, (armed.contributions, armed.examples)
         self._apart = router.sandbox is not None and not router.sandbox.marking
         self._wanted = [router._wanted(armed, site) for site in sites]
-        armed.order.extend(site.name for site in sites)
 
     def aside(self) -> AbstractContextManager[None]:
         """Enters the room of our own operations, unless content is followed from tensor to tensor."""
         return self._router.aside() if self._apart else nullcontext()
+
+    def note(self) -> None:
+        """Notes that the maps were computed."""
+        armed = self._router._armed
+        if armed is not None and armed.serial == self._serial:
+            armed.order.extend(site.name for site in self._sites)
 
     def take(self, place: int, x: torch.Tensor, grad: torch.Tensor) -> None:
         """Hands the gradient of one map to its rule."""

@@ -37,7 +37,59 @@ T_STEPS = "tests/ledger/test_accountants_at_steps.py::"
 FUSED = "dptrain/gradients/fused.py"
 T_FUSED = "tests/routing/test_fused.py::"
 
+NODES = "dptrain/kernels/nodes.py"
+ROUTER = "dptrain/routing/router.py"
+MODES = "dptrain/sandbox/modes.py"
+T_NODES = "tests/routing/test_nodes.py::"
+T_NAIVE = T_NODES + "test_gradients_are_those_of_a_naive_loop"
+
 FASTER = (
+    Mutant(
+        "what a node took is not taken again", ROUTER, "        if passed is site:\n            return None\n", "",
+        T_NODES + "test_hooks_of_others_see_and_change_what_they_always_did",
+    ),
+    Mutant(
+        "a node takes what its call began with", ROUTER, "if x is not into and not _turned_over(x, into):", "if False:",
+        T_NODES + "test_a_map_that_gets_something_else_than_its_call_began_with_is_called",
+    ),
+    Mutant(
+        "a map that was called is no node afterwards", ROUTER, "armed.entering, armed.passed = None, site\n",
+        "armed.passed = site\n", T_NODES + "test_a_layer_that_uses_its_weight_once_more_is_a_node_once",
+    ),
+    Mutant(
+        "what autograd does not keep is computed again by its module", ROUTER,
+        " or torch._C._autograd._top_saved_tensors_default_hooks(True):\n            return None\n        if x.dim()",
+        ":\n            return None\n        if x.dim()", T_NODES + "test_where_a_call_is_more_than_its_input_it_is_made",
+    ),
+    Mutant(
+        "no node where all is left to torch", ROUTER, " or way.torch_alone:\n", ":\n",
+        T_NODES + "test_left_to_torch_no_map_is_a_node",
+    ),
+    Mutant(
+        "a node keeps what went in as autograd keeps it", NODES, "ctx.save_for_backward(x, linear.w_DP)",
+        "ctx.save_for_backward(x.detach().clone(), linear.w_DP)",
+        T_NODES + "test_what_went_in_may_not_be_written_afterwards",
+    ),
+    Mutant(
+        "what flows back through a pair", NODES, "back_KD.addmm_(to_a_KR, a_DR.t())", "pass", T_NODES + "test_a_pair_is_one_node",
+    ),
+    Mutant(
+        "the scale of a pair counts once on each way", NODES, "b_RP.t(), None) * ctx.scale", "b_RP.t(), None)",
+        T_NODES + "test_a_pair_is_one_node",
+    ),
+    Mutant(
+        "what was dropped goes back the way it came", NODES, "apart = ctx.product(to_a_KR, a_DR.t(), None).view(into.shape)",
+        "apart = None", T_NODES + "test_a_pair_with_dropout_drops_what_its_modules_drop",
+    ),
+    Mutant(
+        "an output of a node may be written", NODES, "torch.ops.aten._unsafe_view(y_KP, (*x.shape[:-1], y_KP.shape[1]))",
+        "y_KP.view(*x.shape[:-1], y_KP.shape[1])", T_NAIVE,
+    ),
+    Mutant(
+        "a pair of which a part is more than a map is called", FUSED,
+        "if turned is None or _overridden(base) or _overridden(a) or _overridden(b):", "if turned is None:",
+        T_NODES + "test_a_pair_of_which_a_part_is_more_than_a_map_is_called",
+    ),
     Mutant(
         "a forward stands for one that is the same", FUSED, "and _holds(kind, own, known):", "and True:",
         T_FUSED + "test_a_library_that_computes_something_else_is_noticed",
