@@ -71,7 +71,8 @@ FASTER = (
         T_NODES + "test_what_went_in_may_not_be_written_afterwards",
     ),
     Mutant(
-        "what flows back through a pair", NODES, "back_KD.addmm_(to_a_KR, a_DR.t())", "pass", T_NODES + "test_a_pair_is_one_node",
+        "what flows back through a pair", NODES, "back_KD.addmm_(to_a_KR, a_DR.t())", "pass",
+        T_NODES + "test_a_pair_is_one_node",
     ),
     Mutant(
         "the scale of a pair counts once on each way", NODES, "b_RP.t(), None) * ctx.scale", "b_RP.t(), None)",
