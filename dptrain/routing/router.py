@@ -59,8 +59,8 @@ class _Armed:
     order: list[str] = field(default_factory=list)
     entering: tuple[Site, torch.Tensor] | None = None
     """The site whose call has just begun, and its input."""
-    passed: Site | None = None
-    """A site whose call goes on, and whose gradients are taken already."""
+    passed: set[str] = field(default_factory=set)
+    """Names of sites whose call goes on, and whose gradients are taken already."""
     muted: bool = False
     half: bool = False
     """A captured module computed in half precision."""
@@ -271,7 +271,7 @@ class Router:
         self._serial += 1
         self._armed = replace(
             template, serial=self._serial, contributions=rows.contributions, examples=rows.examples, pieces={}, taps=[],
-            order=[], entering=None, passed=None, muted=False, half=False, reach=None,
+            order=[], entering=None, passed=set(), muted=False, half=False, reach=None,
         )  # fmt: skip
         sandbox = self.sandbox
         try:
@@ -353,7 +353,8 @@ class Router:
         if armed is None or not torch.is_grad_enabled() or not args or not isinstance(args[0], torch.Tensor):
             return None
         if site.rule.product:
-            armed.entering, armed.passed = (site, args[0]), None
+            armed.entering = site, args[0]
+            armed.passed.discard(site.name)
         with torch._C.DisableTorchFunction():  # nobody is asked about attributes
             shape = () if args[0].is_nested else args[0].shape
         rows, rule = armed.contributions * armed.examples, site.rule
@@ -404,8 +405,9 @@ class Router:
         armed = self._armed
         if armed is None:
             return None
-        passed, armed.entering, armed.passed = armed.passed, None, None
-        if passed is site:
+        armed.entering = None
+        if site.name in armed.passed:
+            armed.passed.remove(site.name)
             return None
         wanted = self._wanted(armed, site)
         if not (wanted or (site.rule.common and torch.is_grad_enabled())):
@@ -550,7 +552,8 @@ class Router:
             taken = self._passing((site.module,), into)
             if taken is None:
                 return None
-            armed.entering, armed.passed = None, site
+            armed.entering = None
+            armed.passed.add(site.name)
             linear = Map(weight.t() if turned else weight, bias)
         return multiplied(x, into.shape, linear, matmul.product, taken)
 
