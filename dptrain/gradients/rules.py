@@ -18,6 +18,7 @@ from dptrain.blocks.shards import local, run_with, whole
 from dptrain.errors import UnsupportedModule
 from dptrain.gradients.forms import Dense, Form, Gather, Outer, promote
 from dptrain.gradients.registry import Call, gradient_rule
+from dptrain.kernels import norms
 
 Trained = frozenset[str]
 Forms = dict[str, Form]
@@ -99,6 +100,11 @@ def layer_norm(module: nn.LayerNorm, call: Call, grad: torch.Tensor) -> Forms:
     shape = module.normalized_shape
     b = call.positions(grad, len(shape))
     found: Forms = {}
+    if call.wants("weight") and len(shape) == 1:
+        sums = norms.gradients(call.positions(call.inputs[0], 1), b, module.eps)
+        if sums is not None:
+            wanted = zip(("weight", "bias"), sums, strict=True)
+            return {name: Dense(value) for name, value in wanted if call.wants(name)}
     if call.wants("weight"):
         x = promote(call.inputs[0])
         normal = nn.functional.layer_norm(x, shape, None, None, module.eps).to(b.dtype)

@@ -43,7 +43,24 @@ MODES = "dptrain/sandbox/modes.py"
 T_NODES = "tests/routing/test_nodes.py::"
 T_NAIVE = T_NODES + "test_gradients_are_those_of_a_naive_loop"
 
+NORMS = "dptrain/kernels/norms.py"
+NORMS_KERNEL = "dptrain/kernels/norms.cpp"
+T_NORMS = "tests/kernels/test_norms.py::"
+
 FASTER = (
+    Mutant(
+        "the kernel of normalisation sums every column", NORMS_KERNEL, "for (; c < width; ++c) {", "for (; false;) {",
+        T_NORMS + "test_where_kernels_are_built_this_one_is",
+    ),
+    Mutant(
+        "a probe holds the kernel of normalisation to torch", NORMS, "    if way.holding is not None:\n        _require(",
+        "    if way.holding is None:\n        _require(", T_NORMS + "test_a_probe_finds_a_kernel_that_is_off_in_one_number",
+    ),
+    Mutant(
+        "a contribution's normalisation is its own", NORMS, "apart, to = 4 * one * t * d, 4 * one * d",
+        "apart, to = 4 * first * t * d, 4 * one * d",
+        T_NORMS + "test_it_gives_what_torch_gives_in_float64",
+    ),
     Mutant(
         "what a node took is not taken again", ROUTER, "            armed.passed.remove(site.name)\n            return None\n",
         "            armed.passed.remove(site.name)\n",
@@ -54,7 +71,8 @@ FASTER = (
         T_NODES + "test_a_map_that_gets_something_else_than_its_call_began_with_is_called",
     ),
     Mutant(
-        "a map that was called is no node afterwards", ROUTER, "            armed.entering = None\n            armed.passed.add(site.name)\n",
+        "a map that was called is no node afterwards", ROUTER,
+        "            armed.entering = None\n            armed.passed.add(site.name)\n",
         "            armed.passed.add(site.name)\n", T_NODES + "test_a_layer_that_uses_its_weight_once_more_is_a_node_once",
     ),
     Mutant(
