@@ -3,7 +3,8 @@
 While a microbatch is under way they stand for the modules' own, where `Microbatches(products=...)` leaves kernels to choose:
 
 * the tanh form of GELU, which transformers writes as nine operations, by the one of torch;
-* LoRA on linear layers, scaled where it is as narrow as its rank, B (s A x), and not where it is as wide as the layer.
+* LoRA on linear layers, scaled where it is as narrow as its rank, B (s A x), and not where it is as wide as the layer; with the
+  layer in one node of autograd (:mod:`dptrain.kernels.nodes`), where the router takes gradients that no hook brings.
 
 A module that overrides its class, that somebody watches by hooks, computes in another type than float32 or works in another way
 (merged, mixed adapters, DoRA) runs as it is. That this holds of the installed library is shown once per process, on a small
@@ -104,13 +105,17 @@ def _learn_base(kind: Any) -> None:
     turned = {"torch.nn.modules.linear.Linear": True, "transformers.pytorch_utils.Conv1D": False}.get(_path(kind))
     if turned is None:
         return
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.autocast("cpu", enabled=False):
-        module = kind(5, 7) if turned else kind(7, 5)
-        for parameter in module.parameters():
-            parameter.data = _spread(parameter.shape)
-        x, weight = _spread(torch.Size((3, 4, 5))), module.weight.t() if turned else module.weight
-        if _alike(module(x), x @ weight + module.bias):
-            _MULTIPLIES[place] = turned
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.autocast("cpu", enabled=False):
+            module = kind(5, 7) if turned else kind(7, 5)
+            for parameter in module.parameters():
+                parameter.data = _spread(parameter.shape)
+            x, weight = _spread(torch.Size((3, 4, 5))), module.weight.t() if turned else module.weight
+            holds = _alike(module(x), x @ weight + module.bias)
+    except Exception:
+        return  # as below
+    if holds:
+        _MULTIPLIES[place] = turned
 
 
 def _path(kind: type) -> str:
@@ -193,7 +198,6 @@ def _adapted(kind: type) -> tuple[nn.Module, torch.Tensor]:
     from peft import LoraConfig
 
     _learn_base(nn.Linear)
-
     layer = kind(nn.Linear(5, 7), "default", config=LoraConfig(r=2, lora_alpha=6), r=2, lora_alpha=6)
     for parameter in layer.parameters():
         parameter.data = _spread(parameter.shape)

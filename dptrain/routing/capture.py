@@ -1,17 +1,27 @@
-"""Keeps the inputs of a module's call as autograd keeps them, and starts graphs where nothing trainable came before."""
+"""Keeps the inputs of a module's call as autograd keeps them, and starts graphs where nothing trainable came before.
+
+Where a call is no more than a linear map of its input, a node of autograd keeps that and hands over what comes back
+(:class:`Nodes`); what it computes stands in :mod:`dptrain.kernels.nodes`.
+"""
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointFunction
 
+from dptrain.gradients import matmul
 from dptrain.gradients.registry import Call
-from dptrain.sandbox import Entry
+from dptrain.kernels.nodes import Map, multiplied, serves
+from dptrain.kernels.way import way
+from dptrain.routing.sites import Site
+from dptrain.sandbox import Entry, Sandbox
 
 
 class _Keep(torch.autograd.Function):
@@ -88,18 +98,6 @@ class Kept:
         )
 
 
-class Straight:
-    """The one input of a call that a node of ours keeps; :meth:`call` is as that of :class:`Kept`."""
-
-    below = True
-
-    def __init__(self, value: torch.Tensor, contributions: int, examples: int) -> None:
-        self._value, self._counts = value, (contributions, examples)
-
-    def call(self, output: int, wanted: frozenset[str], tied: frozenset[str]) -> Call:
-        return Call((self._value,), {}, *self._counts, output=output, wanted=wanted, tied=tied)
-
-
 @dataclass(frozen=True)
 class _Place:
     index: int
@@ -126,3 +124,156 @@ def in_reentrant_checkpoint() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+# ------------------------------------------------------------------------------------------------------ linear maps as nodes
+
+class Straight:
+    """The one input of a call that a node keeps; :meth:`call` is as that of :class:`Kept`."""
+
+    below = True
+
+    def __init__(self, value: torch.Tensor, contributions: int, examples: int) -> None:
+        self._value, self._counts = value, (contributions, examples)
+
+    def call(self, output: int, wanted: frozenset[str], tied: frozenset[str]) -> Call:
+        return Call((self._value,), {}, *self._counts, output=output, wanted=wanted, tied=tied)
+
+
+class Begun(Protocol):
+    """The microbatch under way.
+
+    Attributes:
+        entering: the site whose call has just begun, and its input. passed: names of sites whose call goes on, and whose
+            gradients are taken already. order: names of the sites that ran.
+    """
+
+    serial: int
+    contributions: int
+    examples: int
+    order: list[str]
+    entering: tuple[Site, torch.Tensor] | None
+    passed: set[str]
+
+
+class Host(Protocol):
+    """The router, as far as nodes know it.
+
+    Attributes:
+        fused, sandbox, sites, verified: those of the router.
+    """
+
+    fused: Any
+    sandbox: Sandbox | None
+    sites: list[Site]
+    verified: frozenset[str] | None
+
+    @property
+    def begun(self) -> Begun | None:
+        """Returns the armed microbatch."""
+
+    @property
+    def learnt(self) -> bool:
+        """Tells whether rows were learnt, and are not fixed yet."""
+
+    def wanted(self, site: Site) -> frozenset[str]:
+        """Names the tensors of a site of which something is captured."""
+
+    def on_grad(self, serial: int, site: Site, kept: Any, place: int, wanted: frozenset[str], grad: torch.Tensor) -> None:
+        """Splits the gradient that came back to an output."""
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Enters the room of our own operations."""
+
+
+class Nodes:
+    """Computes linear maps of one router's model by nodes, where a call of one is no more than its input and what comes back.
+
+    Guarantee: the gradient of a call is taken once, by the node or by the hooks; what a node hands over goes the way of what
+    hooks bring. A call that begins with one tensor and multiplies another is made by its module.
+    """
+
+    def __init__(self, router: Host) -> None:
+        self._router = router
+        self._alone = {id(site.module): site for site in router.sites if not site.method}
+
+    def passing(self, modules: Sequence[nn.Module], x: torch.Tensor) -> "_Passed | None":
+        """Returns what takes the gradients of maps that a node computes in their place; None where they must be called.
+
+        They are, wherever a call is more: rows are learnt, a checkpoint drops values, a program sees what autograd saves.
+        """
+        router = self._router
+        armed, sandbox = router.begun, router.sandbox
+        if armed is None or router.learnt or sandbox is None or sandbox.learning or router.fused.by_themselves:
+            return None
+        if torch._C._current_graph_task_id() != -1 or torch._C._autograd._top_saved_tensors_default_hooks(True):
+            return None
+        if x.dim() < 2 or x.shape[0] != armed.contributions * armed.examples:
+            return None
+        found = [self._alone.get(id(module)) for module in modules]
+        passed = [site for site in found if site is not None and self._passes_by(site)]
+        return _Passed(router, armed, passed) if len(passed) == len(modules) else None
+
+    def _passes_by(self, site: Site) -> bool:
+        """Tells whether all that matters of a call of this site is its input, and what comes back to its output."""
+        rule, verified = site.rule, self._router.verified
+        if not rule.product or rule.foreign or rule.given.found or not (rule.open and rule.given.fixed):
+            return False
+        if verified is not None and site.name not in verified:
+            return False
+        return bool(self._router.wanted(site))
+
+    def multiplied(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, turned: bool
+    ) -> torch.Tensor | None:
+        """Computes the linear map of the site whose call has just begun by a node, if that is all it does; else nothing."""
+        armed = self._router.begun
+        if armed is None or armed.entering is None or way.torch_alone:
+            return None
+        with torch._C.DisableTorchFunction():  # nobody is asked about attributes
+            site, into = armed.entering
+            own = site.module._parameters
+            if own.get("weight") is not weight or own.get("bias") is not bias or not serves(x, weight, bias):
+                return None
+            if x is not into and not _turned_over(x, into):
+                return None
+            taken = self.passing((site.module,), into)
+            if taken is None:
+                return None
+            armed.entering = None
+            armed.passed.add(site.name)
+            linear = Map(weight.t() if turned else weight, bias)
+        return multiplied(x, into.shape, linear, matmul.product, taken)
+
+
+class _Passed:
+    """Takes inputs and output gradients of maps of one microbatch that are not called."""
+
+    def __init__(self, router: Host, armed: Begun, sites: Sequence[Site]) -> None:
+        self._router, self._sites = router, sites
+        self._serial, self._counts = armed.serial, (armed.contributions, armed.examples)
+        self._apart = router.sandbox is not None and not router.sandbox.marking
+        self._wanted = [router.wanted(site) for site in sites]
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Enters the room of our own operations, unless content is followed from tensor to tensor."""
+        return self._router.aside() if self._apart else nullcontext()
+
+    def note(self) -> None:
+        """Notes that the maps were computed."""
+        armed = self._router.begun
+        if armed is not None and armed.serial == self._serial:
+            armed.order.extend(site.name for site in self._sites)
+
+    def take(self, place: int, x: torch.Tensor, grad: torch.Tensor) -> None:
+        """Hands the gradient of one map to its rule."""
+        site = self._sites[place]
+        self._router.on_grad(self._serial, site, Straight(x, *self._counts), 0, self._wanted[place], grad)
+
+
+def _turned_over(x: torch.Tensor, into: torch.Tensor) -> bool:
+    """Tells whether x is all of another tensor, seen as a matrix."""
+    return (
+        x.dim() == 2 and type(into) is torch.Tensor and x.data_ptr() == into.data_ptr() and x.numel() == into.numel()
+        and x.shape[-1:] == into.shape[-1:] and x.dtype == into.dtype and x.is_contiguous() and into.is_contiguous()
+    )  # fmt: skip

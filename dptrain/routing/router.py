@@ -1,13 +1,14 @@
 """The router: a hook on the autograd engine that masks, clips and sums per-contribution gradients.
 
 While a microbatch is armed, forward hooks remember what went into each module that a contribution of this microbatch may
-touch, and gradient hooks see what comes back. Parameters take no part in autograd (``requires_grad`` is False from
+touch, and gradient hooks see what comes back; of plain linear maps, which are nodes of autograd here, the node hands over both.
+Parameters take no part in autograd (``requires_grad`` is False from
 ``prepare`` on), so autograd forms no weight gradient, nothing is built below the lowest permitted block, and ``p.grad``
 cannot hold a non-private gradient.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +24,6 @@ from dptrain.clipping.resolver import Schedule
 from dptrain.data.microbatch import Microbatch
 from dptrain.errors import CoupledModel, LossShape
 from dptrain.geometry.charts import charted
-from dptrain.gradients import matmul
 from dptrain.gradients.forms import Piece, narrow
 from dptrain.gradients.fused import Fused
 from dptrain.gradients.generic import GenericRule, place_of
@@ -31,10 +31,8 @@ from dptrain.gradients.poison import check_poisoned
 from dptrain.gradients.registry import Call, Rule, described, rule_of, settled
 from dptrain.gradients.shared_tables import Listed, MethodCalls, listed_sites, watch
 from dptrain.gradients.whole_modules import SpreadPrompts, prompt_models
-from dptrain.kernels.nodes import Map, multiplied, serves
-from dptrain.kernels.way import way
 from dptrain.routing import sites
-from dptrain.routing.capture import Kept, Straight, Tap, in_reentrant_checkpoint
+from dptrain.routing.capture import Kept, Nodes, Straight, Tap, in_reentrant_checkpoint
 from dptrain.routing.sites import Site
 from dptrain.sandbox import Entry, Given, Sandbox
 from dptrain.sandbox.outside import without_gradient
@@ -126,8 +124,8 @@ class Router:
         self._standing: list[SpreadPrompts | MethodCalls] = [
             *(SpreadPrompts(module, self._is_armed) for module in prompt_models(model)), *self._methods,
         ]  # fmt: skip
-        self._alone = {id(site.module): site for site in self.sites if not site.method}
-        self.fused = Fused(model, lambda: sandbox is None or sandbox.active, self._passing)
+        self._nodes = Nodes(self)
+        self.fused = Fused(model, lambda: sandbox is None or sandbox.active, self._nodes.passing)
         """Forwards in fewer passes over memory, for the time of a microbatch."""
         owners: dict[int, int] = {}
         for site in self.sites:
@@ -198,7 +196,7 @@ class Router:
         for standing in self._standing:
             standing.attach()
         if self.sandbox is not None:
-            self.sandbox.multiplied = self._multiplied
+            self.sandbox.multiplied = self._nodes.multiplied
             self._handles.append(self._model.register_forward_hook(partial(self._outside)))
         self.fused.expect(self._handles)
 
@@ -318,6 +316,20 @@ class Router:
         if sandbox is not None and sandbox.active and (sandbox.current.probing or sandbox.current.learning):
             return True
         return any(tensor.parameter.requires_grad for _, tensor in self.tensors)
+
+    @property
+    def begun(self) -> _Armed | None:
+        """Returns the armed microbatch."""
+        return self._armed
+
+    @property
+    def learnt(self) -> bool:
+        """Tells whether rows were learnt, and are not fixed yet."""
+        return self._learnt
+
+    def wanted(self, site: Site) -> frozenset[str]:
+        """Names the tensors of a site of which something is captured."""
+        return frozenset() if self._armed is None else self._wanted(self._armed, site)
 
     def first_of(self, index: int) -> int:
         """The index that stands for a whole tensor: of one that is split, that of its first part."""
@@ -500,7 +512,7 @@ class Router:
                 armed.taps.append((site.name, value, at))
             if value.dim() > at and value.shape[at] == rows:
                 kept = Kept(args, kwargs, self._anchor, armed.contributions, armed.examples, draws)
-                value.register_hook(partial(self._on_grad, armed.serial, site, kept, place, wanted))
+                value.register_hook(partial(self.on_grad, armed.serial, site, kept, place, wanted))
             else:
                 value.register_hook(partial(sites.refuse_output, site, place))
         if not again:
@@ -509,57 +521,14 @@ class Router:
             return None
         return leaves[0] if spec is None else tree_unflatten(leaves, spec)
 
-    def _passing(self, modules: Sequence[nn.Module], x: torch.Tensor) -> "_Passed | None":
-        """Returns what takes the gradients of maps that a node of ours computes in their place; None where they must be called.
-
-        They are, wherever a call is more than its input and what comes back: rows are learnt, a checkpoint drops values, a
-        program sees what autograd saves.
-        """
-        armed, sandbox = self._armed, self.sandbox
-        if armed is None or self._learnt or sandbox is None or sandbox.learning or self.fused.by_themselves:
-            return None
-        if torch._C._current_graph_task_id() != -1 or torch._C._autograd._top_saved_tensors_default_hooks(True):
-            return None
-        if x.dim() < 2 or x.shape[0] != armed.contributions * armed.examples:
-            return None
-        found = [self._alone.get(id(module)) for module in modules]
-        passed = [site for site in found if site is not None and self._passes_by(armed, site)]
-        return _Passed(self, armed, passed) if len(passed) == len(modules) else None
-
-    def _passes_by(self, armed: _Armed, site: Site) -> bool:
-        """Tells whether all that matters of a call of this site is its input, and what comes back to its output."""
-        rule = site.rule
-        if not rule.product or rule.foreign or rule.given.found or not (rule.open and rule.given.fixed):
-            return False
-        if self.verified is not None and site.name not in self.verified:
-            return False
-        return bool(self._wanted(armed, site))
-
-    def _multiplied(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, turned: bool
-    ) -> torch.Tensor | None:
-        """Computes the linear map of the site whose call has just begun by a node, if that is all it does; else nothing."""
-        armed = self._armed
-        if armed is None or armed.entering is None or way.torch_alone:
-            return None
-        with torch._C.DisableTorchFunction():  # nobody is asked about attributes
-            site, into = armed.entering
-            own = site.module._parameters
-            if own.get("weight") is not weight or own.get("bias") is not bias or not serves(x, weight, bias):
-                return None
-            if x is not into and not _turned_over(x, into):
-                return None
-            taken = self._passing((site.module,), into)
-            if taken is None:
-                return None
-            armed.entering = None
-            armed.passed.add(site.name)
-            linear = Map(weight.t() if turned else weight, bias)
-        return multiplied(x, into.shape, linear, matmul.product, taken)
-
-    def _on_grad(
+    def on_grad(
         self, serial: int, site: Site, kept: Kept | Straight, place: int, wanted: frozenset[str], grad: torch.Tensor
     ) -> None:
+        """Splits the gradient that came back to an output of a site.
+
+        Raises:
+            CoupledModel: code STALE_GRAPH, the call was one of an earlier microbatch.
+        """
         armed = self._armed
         if armed is None or armed.muted:
             return
@@ -672,45 +641,12 @@ class Router:
         self.disarm()
 
 
-class _Passed:
-    """Takes inputs and output gradients of maps of one microbatch that are not called."""
-
-    def __init__(self, router: Router, armed: _Armed, sites: Sequence[Site]) -> None:
-        self._router, self._sites = router, sites
-        self._serial, self._counts = armed.serial, (armed.contributions, armed.examples)
-        self._apart = router.sandbox is not None and not router.sandbox.marking
-        self._wanted = [router._wanted(armed, site) for site in sites]
-
-    def aside(self) -> AbstractContextManager[None]:
-        """Enters the room of our own operations, unless content is followed from tensor to tensor."""
-        return self._router.aside() if self._apart else nullcontext()
-
-    def note(self) -> None:
-        """Notes that the maps were computed."""
-        armed = self._router._armed
-        if armed is not None and armed.serial == self._serial:
-            armed.order.extend(site.name for site in self._sites)
-
-    def take(self, place: int, x: torch.Tensor, grad: torch.Tensor) -> None:
-        """Hands the gradient of one map to its rule."""
-        site = self._sites[place]
-        self._router._on_grad(self._serial, site, Straight(x, *self._counts), 0, self._wanted[place], grad)
-
-
 _ORDINARY = (torch.Tensor, nn.Parameter)
 _SIMPLE = (*_ORDINARY, type(None), bool, int, float, str)
 
 
 def _half(values: list[object]) -> bool:
     return any(isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16) for value in values)
-
-
-def _turned_over(x: torch.Tensor, into: torch.Tensor) -> bool:
-    """Tells whether x is all of another tensor, seen as a matrix."""
-    return (
-        x.dim() == 2 and type(into) is torch.Tensor and x.data_ptr() == into.data_ptr() and x.numel() == into.numel()
-        and x.shape[-1:] == into.shape[-1:] and x.dtype == into.dtype and x.is_contiguous() and into.is_contiguous()
-    )  # fmt: skip
 
 
 def _rows(value: object, armed: _Armed, at: int) -> bool:

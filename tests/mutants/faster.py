@@ -43,6 +43,7 @@ MODES = "dptrain/sandbox/modes.py"
 T_NODES = "tests/routing/test_nodes.py::"
 T_NAIVE = T_NODES + "test_gradients_are_those_of_a_naive_loop"
 
+CAPTURE = "dptrain/routing/capture.py"
 NORMS = "dptrain/kernels/norms.py"
 NORMS_KERNEL = "dptrain/kernels/norms.cpp"
 T_NORMS = "tests/kernels/test_norms.py::"
@@ -67,21 +68,21 @@ FASTER = (
         T_NODES + "test_hooks_of_others_see_and_change_what_they_always_did",
     ),
     Mutant(
-        "a node takes what its call began with", ROUTER, "if x is not into and not _turned_over(x, into):", "if False:",
+        "a node takes what its call began with", CAPTURE, "if x is not into and not _turned_over(x, into):", "if False:",
         T_NODES + "test_a_map_that_gets_something_else_than_its_call_began_with_is_called",
     ),
     Mutant(
-        "a map that was called is no node afterwards", ROUTER,
+        "a map that was called is no node afterwards", CAPTURE,
         "            armed.entering = None\n            armed.passed.add(site.name)\n",
         "            armed.passed.add(site.name)\n", T_NODES + "test_a_layer_that_uses_its_weight_once_more_is_a_node_once",
     ),
     Mutant(
-        "what autograd does not keep is computed again by its module", ROUTER,
+        "what autograd does not keep is computed again by its module", CAPTURE,
         " or torch._C._autograd._top_saved_tensors_default_hooks(True):\n            return None\n        if x.dim()",
         ":\n            return None\n        if x.dim()", T_NODES + "test_where_a_call_is_more_than_its_input_it_is_made",
     ),
     Mutant(
-        "no node where all is left to torch", ROUTER, " or way.torch_alone:\n", ":\n",
+        "no node where all is left to torch", CAPTURE, " or way.torch_alone:\n", ":\n",
         T_NODES + "test_left_to_torch_no_map_is_a_node",
     ),
     Mutant(

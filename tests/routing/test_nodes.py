@@ -18,8 +18,7 @@ from dptrain.clipping.resolver import Block, Schedule  # noqa: E402
 from dptrain.errors import CoupledModel, NotPrivateUse  # noqa: E402
 from dptrain.gradients import fused, matmul  # noqa: E402
 from dptrain.kernels import nodes  # noqa: E402
-from dptrain.routing import Router  # noqa: E402
-from dptrain.routing import router as router_module  # noqa: E402
+from dptrain.routing import Router, capture  # noqa: E402
 from dptrain.sandbox import Sandbox  # noqa: E402
 from tests.guarantees.peers import whole_schedule  # noqa: E402
 from tests.routing.test_fused import lora_layer  # noqa: E402
@@ -62,7 +61,7 @@ class Scene:
         self.router = Router(net, schedule, sandbox=self.sandbox)
         self.router.attach()
         self.nodes: list[str] = []
-        for room, name in ((router_module, "multiplied"), (fused, "adapted")):
+        for room, name in ((capture, "multiplied"), (fused, "adapted")):
             own = getattr(nodes, name)
             monkeypatch.setattr(room, name, lambda *given, own=own, name=name: (self.nodes.append(name), own(*given))[1])
         for rows in (2, 3):  # no width or length, so that it is seen which dimension is theirs
@@ -371,8 +370,8 @@ def test_a_pair_with_dropout_drops_what_its_modules_drop(monkeypatch) -> None:
     assert scene.nodes == ["adapted"]
     with monkeypatch.context() as patch:
         patch.setattr(fused, "_lora_at_once", None)
-        patch.setattr(scene.router, "_passing", lambda modules, x: None)
         scene.router.fused.passing = lambda modules, x: None
+        patch.setattr(scene.sandbox, "multiplied", None)
         true = scene._pass(x)
     assert scene.nodes == ["adapted"] and found.keys() == true.keys()
     for index, gradient in true.items():
