@@ -56,8 +56,8 @@ def _require(x: torch.Tensor, b: torch.Tensor, eps: float, scale: torch.Tensor, 
     """Raises UnsupportedModule for sums that are not torch's in float64."""
     x, b = x.double(), b.double()
     normal = torch.nn.functional.layer_norm(x, x.shape[-1:], None, None, eps)
-    offset = x.mean(-1, keepdim=True) * (x.var(-1, correction=0, keepdim=True) + eps).rsqrt()  # what cancels in float32
-    for found, by, slack in ((scale, normal, normal.abs() + offset.abs()), (shift, torch.ones_like(normal), 1.0)):
+    summed = x.abs().mean(-1, keepdim=True) * (x.var(-1, correction=0, keepdim=True) + eps).rsqrt()  # by what a mean rounds
+    for found, by, slack in ((scale, normal, normal.abs() + summed), (shift, torch.ones_like(normal), 1.0)):
         true, near = (b * by).sum(1), NEAR * (b.abs() * slack).sum(1)
         alike = ((found - true).abs() <= near + torch.finfo(torch.float32).tiny) | ~true.isfinite()
         if not bool(alike.all()):

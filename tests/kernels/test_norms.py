@@ -112,6 +112,20 @@ def test_a_probe_finds_a_kernel_that_is_off_in_one_number(monkeypatch) -> None:
         assert norms.gradients(x + far, b, 1e-5) is not None
 
 
+@BUILT
+@pytest.mark.parametrize("seed", range(8))
+def test_a_probe_takes_no_rounding_for_a_wrong_kernel(seed: int, monkeypatch) -> None:
+    """Of columns that lie at the mean of every row, nothing but what the mean was rounded by is left; nor of zeros."""
+    chance = torch.Generator().manual_seed(seed)
+    x, b = (torch.randn(3, 8, 16, generator=chance) for _ in range(2))
+    x[..., 5] = 0.0
+    x[..., :5] -= x.sum(-1, keepdim=True) / 5
+    b[0, :, 7], b[1] = 0.0, b[1] * 1e-30
+    monkeypatch.setattr(way, "holding", matmul.Holding())
+    for eps in (1e-12, 1e-5):
+        assert norms.gradients(x, b, eps) is not None and norms.gradients(x * 1e-6, b * 1e6, eps) is not None
+
+
 def test_where_kernels_are_built_this_one_is() -> None:
     assert (norms.library() is None) == (reductions.library() is None)
 
