@@ -345,6 +345,10 @@ class Fused:
         """Tells whether modules compute by themselves now (:meth:`left`)."""
         return self._left
 
+    def begins_with_us(self, module: nn.Module) -> bool:
+        """Tells whether nobody else is told that a module is called, who might compute by its tensors before it does."""
+        return self._ours.issuperset(module._forward_pre_hooks) and not _has_any_global_hook()
+
     def unwatched(self, module: nn.Module) -> bool:
         """Tells whether all hooks on a module of the model and on its parts are those of the run."""
         if self._left or not self._active() or _has_any_global_hook():

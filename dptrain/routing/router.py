@@ -365,7 +365,7 @@ class Router:
         if armed is None or not torch.is_grad_enabled() or not args or not isinstance(args[0], torch.Tensor):
             return None
         if site.rule.product:
-            armed.entering = site, args[0]
+            armed.entering = (site, args[0]) if self.fused.begins_with_us(module) else None
             armed.passed.discard(site.name)
         with torch._C.DisableTorchFunction():  # nobody is asked about attributes
             shape = () if args[0].is_nested else args[0].shape

@@ -72,6 +72,11 @@ FASTER = (
         T_NODES + "test_a_map_that_gets_something_else_than_its_call_began_with_is_called",
     ),
     Mutant(
+        "who computes by a map before it is called takes no node", ROUTER,
+        "(site, args[0]) if self.fused.begins_with_us(module) else None", "(site, args[0])",
+        T_NODES + "test_a_map_that_somebody_computes_by_before_it_is_called_is_no_node",
+    ),
+    Mutant(
         "a map that was called is no node afterwards", CAPTURE,
         "            armed.entering = None\n            armed.passed.add(site.name)\n",
         "            armed.passed.add(site.name)\n", T_NODES + "test_a_layer_that_uses_its_weight_once_more_is_a_node_once",

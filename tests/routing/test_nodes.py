@@ -233,9 +233,33 @@ def test_hooks_of_others_see_and_change_what_they_always_did(monkeypatch) -> Non
 
 def test_a_map_that_gets_something_else_than_its_call_began_with_is_called(monkeypatch) -> None:
     scene = Scene(Net(nn.Linear(WIDTH, WIDTH)), monkeypatch)
-    for one in (scene.net.inner, scene.naive.inner):
-        one.register_forward_pre_hook(lambda module, args: (args[0] * 1.5,))
-    scene.agrees(0)
+    inner = scene.net.inner
+    inner.forward = lambda x: nn.Linear.forward(inner, x * 1.5)  # which the proofs of the start refuse
+    scene._pass(scene.inputs())
+    assert not scene.nodes
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_map_that_somebody_computes_by_before_it_is_called_is_no_node(everywhere: bool, monkeypatch) -> None:
+    """Of a node that nothing came of, no gradient would be taken; and it would be for the call."""
+    scene = Scene(Net(nn.Linear(WIDTH, WIDTH)), monkeypatch)
+
+    def first(module: nn.Module, args: tuple) -> tuple | None:
+        if module not in (scene.net.inner, scene.naive.inner):
+            return None
+        nn.functional.linear(args[0], module.weight, module.bias)
+        return (args[0] * 1.5,)
+
+    handles = []
+    if everywhere:
+        handles.append(nn.modules.module.register_module_forward_pre_hook(first))
+    else:
+        handles += [one.register_forward_pre_hook(first) for one in (scene.net.inner, scene.naive.inner)]
+    try:
+        scene.agrees(0)
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class Checkpointed(nn.Module):
