@@ -32,8 +32,9 @@ from dptrain.kernels.nodes import Map, Pair, Taken, adapted, serves
 from ledger.leaves.numerics import TORCH
 
 Forward = Callable[..., torch.Tensor]
-Passing = Callable[[Sequence[nn.Module], torch.Tensor], Taken | None]
-"""Returns what takes the gradients of modules that are not called, given their input; None where each must be called."""
+Passing = Callable[[Sequence[nn.Module], torch.Tensor, Sequence[nn.Module]], Taken | None]
+"""Returns what takes the gradients of modules that are not called, given their input, and other modules that are not called
+either, of which nothing is taken; None where each must be called."""
 
 
 def _gelu(own: Forward, module: nn.Module, input: torch.Tensor) -> torch.Tensor:  # named as transformers names it
@@ -68,7 +69,7 @@ def _lora_at_once(passing: Passing, module: Any, x: torch.Tensor, *args: Any, **
             return None
         parts = module.lora_A[names[0]], module.lora_B[names[0]]
         maps = _maps(x, module.base_layer, *parts, module.scaling[names[0]])
-        taken = None if maps is None else passing(parts, x)
+        taken = None if maps is None else passing(parts, x, (module.base_layer,))
     if maps is None or taken is None:
         return None
     return adapted(x, module.lora_dropout[names[0]](x), *maps, matmul.product, taken)
@@ -262,7 +263,7 @@ class _Shown:
         self.parts: Sequence[Any] = ()
         self.found: dict[int, torch.Tensor] = {}
 
-    def passing(self, parts: Sequence[nn.Module], x: torch.Tensor) -> "_Shown":
+    def passing(self, parts: Sequence[nn.Module], x: torch.Tensor, others: Sequence[nn.Module]) -> "_Shown":
         self.parts = parts
         return self
 
@@ -318,7 +319,7 @@ class Fused:
     """
 
     def __init__(
-        self, model: nn.Module, active: Callable[[], bool] = lambda: True, passing: Passing = lambda parts, x: None
+        self, model: nn.Module, active: Callable[[], bool] = lambda: True, passing: Passing = lambda parts, x, others: None
     ) -> None:
         _fresh()  # while nothing is intercepted
         self._active = active

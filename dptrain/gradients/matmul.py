@@ -92,8 +92,9 @@ def _addmm(bias_N: torch.Tensor, x_MK: torch.Tensor, y_KN: torch.Tensor, **scale
 
 
 def product(x_MK: torch.Tensor, y_KN: torch.Tensor, bias_N: torch.Tensor | None = None) -> torch.Tensor:
-    """Returns x y, and bias, as the passes of a microbatch compute it: by name where no mode meets the operation."""
-    ours = enabled() and not torch._C._len_torch_dispatch_stack()
+    """Returns x y, and bias, as the passes of a microbatch compute it: by name where no mode meets the operation, and no
+    gradient of it may be asked for, which kernels do not have."""
+    ours = enabled() and not torch.is_grad_enabled() and not torch._C._len_torch_dispatch_stack()
     if bias_N is None:
         return _mm(x_MK, y_KN) if ours else torch.mm(x_MK, y_KN)
     return _addmm(bias_N, x_MK, y_KN) if ours else torch.addmm(bias_N, x_MK, y_KN)

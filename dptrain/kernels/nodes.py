@@ -48,9 +48,11 @@ class Taken(Protocol):
 
 def serves(x: torch.Tensor, *frozen: torch.Tensor | None) -> bool:
     """Tells whether x is a plain tensor of float32 or float64, in a graph that gradients of it are asked of, and the others are
-    plain ones of the same type, which take no part in autograd."""
+    plain ones of the same type, which take no part in autograd. A leaf is none: what watches operations is to see it."""
     kind = x.dtype
     if type(x) is not torch.Tensor or kind not in _TYPES or not (x.requires_grad and torch.is_grad_enabled()):
+        return False
+    if x.is_leaf or x.is_nested:
         return False
     for one in frozen:
         if one is not None and (type(one) not in _ORDINARY or one.dtype != kind or one.requires_grad):

@@ -160,13 +160,14 @@ class Host(Protocol):
     """The router, as far as nodes know it.
 
     Attributes:
-        fused, sandbox, sites, verified: those of the router.
+        fused, sandbox, sites, verified, bits_by_company: those of the router.
     """
 
     fused: Any
     sandbox: Sandbox | None
     sites: list[Site]
     verified: frozenset[str] | None
+    bits_by_company: bool
 
     @property
     def begun(self) -> Begun | None:
@@ -196,11 +197,18 @@ class Nodes:
     def __init__(self, router: Host) -> None:
         self._router = router
         self._alone = {id(site.module): site for site in router.sites if not site.method}
+        self._trained = frozenset(id(site.module) for site in router.sites)
 
-    def passing(self, modules: Sequence[nn.Module], x: torch.Tensor) -> "_Passed | None":
+    def passing(
+        self, modules: Sequence[nn.Module], x: torch.Tensor, others: Sequence[nn.Module] = ()
+    ) -> "_Passed | None":
         """Returns what takes the gradients of maps that a node computes in their place; None where they must be called.
 
-        They are, wherever a call is more: rows are learnt, a checkpoint drops values, a program sees what autograd saves.
+        They are, wherever a call is more: rows are learnt, a checkpoint drops values, a program sees what autograd saves, or
+        every operation.
+
+        Args:
+            others: what the node computes besides, and takes nothing of, which none of them may train.
         """
         router = self._router
         armed, sandbox = router.begun, router.sandbox
@@ -209,6 +217,10 @@ class Nodes:
         if torch._C._current_graph_task_id() != -1 or torch._C._autograd._top_saved_tensors_default_hooks(True):
             return None
         if x.dim() < 2 or x.shape[0] != armed.contributions * armed.examples:
+            return None
+        if others and (router.bits_by_company or any(id(module) in self._trained for module in others)):
+            return None  # a pair adds up what flows back in another order than its modules do
+        if not sandbox.innermost(functions=bool(others)):
             return None
         found = [self._alone.get(id(module)) for module in modules]
         passed = [site for site in found if site is not None and self._passes_by(site)]

@@ -136,6 +136,9 @@ class Router:
         self.precision = torch.float64 if precisions == {torch.float64} else torch.float32
         noised = [block.std > 0.0 for block in schedule.blocks]
         self.charts = charted(schedule.pairs, self.tensors, noised)
+        self.bits_by_company = exactness == "certified" and len(set(map(frozenset, schedule.profiles.values()))) > 1
+        """Tells whether bits count, and others of a microbatch may touch other tensors than a contribution does: what computes
+        may not go by that, where it rounds otherwise."""
         kept = (least_multiplier, noise_family, self.charts)
         self.sums: Sums = sums_for(exactness, schedule, self.tensors, self.precision, *kept)
         self.leaf: Callable[[nn.Parameter], nn.Parameter] = lambda parameter: parameter
@@ -362,11 +365,14 @@ class Router:
     def _widen(self, site: Site, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         """Gives a batch of one (position ids of shape (1, T), say) the batch dimension it will be broadcast to."""
         armed = self._armed
-        if armed is None or not torch.is_grad_enabled() or not args or not isinstance(args[0], torch.Tensor):
+        if armed is None:
             return None
-        if site.rule.product:
-            armed.entering = (site, args[0]) if self.fused.begins_with_us(module) else None
-            armed.passed.discard(site.name)
+        armed.entering = None
+        armed.passed.discard(site.name)  # of a call that raised
+        if not torch.is_grad_enabled() or not args or not isinstance(args[0], torch.Tensor):
+            return None
+        if site.rule.product and self.fused.begins_with_us(module):
+            armed.entering = site, args[0]
         with torch._C.DisableTorchFunction():  # nobody is asked about attributes
             shape = () if args[0].is_nested else args[0].shape
         rows, rule = armed.contributions * armed.examples, site.rule

@@ -34,6 +34,7 @@ from dptrain.sandbox.modes import (
     Dispatched,
     Kind,
     Multiplied,
+    is_last,
     kind_of,
     spread,
     take_out,
@@ -279,6 +280,10 @@ class Sandbox:
     def numbers_of(self, place: Place, asked: Request) -> torch.Tensor:
         """The numbers of a draw of the pass that is entered, for a graph that asks for them."""
         return self._entry(place, asked).values()
+
+    def innermost(self, *, functions: bool) -> bool:
+        """Tell if nobody else has entered a mode since the pass was, one of functions included, which is to see what runs."""
+        return is_last(self._mode, self._functions if functions else None)
 
     @property
     def marking(self) -> bool:

@@ -228,6 +228,14 @@ def without(mode: TorchDispatchMode, functions: TorchFunctionMode, going_on: Cal
             raise
 
 
+def is_last(mode: TorchDispatchMode, functions: TorchFunctionMode | None) -> bool:
+    """Tells whether nothing was entered on this thread after modes."""
+    many, others = _len_torch_dispatch_stack(), _len_torch_function_stack()
+    if not many or _get_dispatch_stack_at(many - 1) is not mode:
+        return False
+    return functions is None or (others > 0 and _get_function_stack_at(others - 1) is functions)
+
+
 def _from(mode: object, stack: Sequence[Any]) -> Sequence[Any]:
     """Returns the part of a stack from a mode on; nothing where it is not in it."""
     place = next((place for place, other in enumerate(stack) if other is mode), len(stack))

@@ -73,13 +73,43 @@ FASTER = (
     ),
     Mutant(
         "who computes by a map before it is called takes no node", ROUTER,
-        "(site, args[0]) if self.fused.begins_with_us(module) else None", "(site, args[0])",
+        "if site.rule.product and self.fused.begins_with_us(module):", "if site.rule.product:",
         T_NODES + "test_a_map_that_somebody_computes_by_before_it_is_called_is_no_node",
     ),
     Mutant(
         "a map that was called is no node afterwards", CAPTURE,
         "            armed.entering = None\n            armed.passed.add(site.name)\n",
         "            armed.passed.add(site.name)\n", T_NODES + "test_a_layer_that_uses_its_weight_once_more_is_a_node_once",
+    ),
+    Mutant(
+        "what a call that raised left is forgotten by any other call", ROUTER,
+        "        armed.passed.discard(site.name)  # of a call that raised\n", "",
+        T_NODES + "test_a_call_by_name_after_one_that_raised_has_its_gradient",
+    ),
+    Mutant(
+        "a leaf goes into no node unseen", NODES, "if x.is_leaf or x.is_nested:", "if x.is_nested:",
+        T_NODES + "test_a_leaf_of_others_that_goes_into_a_map_is_seen",
+    ),
+    Mutant(
+        "nested rows go into no node", NODES, "if x.is_leaf or x.is_nested:", "if x.is_leaf:",
+        T_NODES + "test_nested_rows_are_refused_by_name",
+    ),
+    Mutant(
+        "no node under a mode of others", CAPTURE, "if not sandbox.innermost(functions=bool(others)):", "if False:",
+        T_NODES + "test_a_mode_of_others_meets_what_a_map_computes",
+    ),
+    Mutant(
+        "a pair on a layer that trains itself is called", CAPTURE, "any(id(module) in self._trained for module in others)", "False",
+        T_NODES + "test_a_pair_on_a_layer_that_trains_itself_is_called",
+    ),
+    Mutant(
+        "bits of a certified gradient do not go by company", CAPTURE, "(router.bits_by_company or ", "(",
+        T_NODES + "test_certified_gradients_do_not_go_by_what_others_may_touch",
+    ),
+    Mutant(
+        "a kernel without a derivative is asked for none", "dptrain/gradients/matmul.py",
+        "enabled() and not torch.is_grad_enabled() and", "enabled() and",
+        T_NODES + "test_of_a_gradient_of_it_that_is_asked_for_kernels_are_those_with_a_derivative",
     ),
     Mutant(
         "what autograd does not keep is computed again by its module", CAPTURE,

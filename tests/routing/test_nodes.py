@@ -11,11 +11,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 from torch import nn  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from transformers.pytorch_utils import Conv1D  # noqa: E402
 
 from dptrain.clipping.resolver import Block, Schedule  # noqa: E402
-from dptrain.errors import CoupledModel, NotPrivateUse  # noqa: E402
+from dptrain.errors import CoupledModel, NotPrivateUse, UnsupportedModule  # noqa: E402
 from dptrain.gradients import fused, matmul  # noqa: E402
 from dptrain.kernels import nodes  # noqa: E402
 from dptrain.routing import Router, capture  # noqa: E402
@@ -49,7 +50,9 @@ def squares(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
 class Scene:
     """A router of a net in its sandbox, which has learnt where rows lie, and counts maps that were nodes."""
 
-    def __init__(self, net: nn.Module, monkeypatch: Any, *, schedule: Schedule | None = None, losses: Losses = squares) -> None:
+    def __init__(
+        self, net: nn.Module, monkeypatch: Any, *, schedule: Schedule | None = None, losses: Losses = squares, **options: Any
+    ) -> None:
         self.net, self.losses = net, losses
         self.naive = copy.deepcopy(net)
         schedule = schedule or whole_schedule(net, "layers")
@@ -58,7 +61,7 @@ class Scene:
         for parameter in net.parameters():
             parameter.requires_grad_(False)
         self.sandbox = Sandbox(net, trained, bytes(16))
-        self.router = Router(net, schedule, sandbox=self.sandbox)
+        self.router = Router(net, schedule, sandbox=self.sandbox, **options)
         self.router.attach()
         self.nodes: list[str] = []
         for room, name in ((capture, "multiplied"), (fused, "adapted")):
@@ -355,6 +358,81 @@ def test_a_gradient_of_a_gradient_is_that_of_the_map(monkeypatch) -> None:
     torch.testing.assert_close(*found)
 
 
+def test_of_a_gradient_of_it_that_is_asked_for_kernels_are_those_with_a_derivative(monkeypatch) -> None:
+    """Kernels of our own have none, and torch would go on without."""
+    monkeypatch.setattr(matmul, "ENABLED", matmul.AVAILABLE)
+    x_MK, y_KN = torch.randn(256, 128, requires_grad=True), torch.randn(128, 96)
+    found = matmul.product(x_MK, y_KN).sum() + matmul.product(x_MK, y_KN, torch.ones(96)).sum()
+    torch.testing.assert_close(torch.autograd.grad(found, x_MK)[0], 2.0 * y_KN.sum(1).expand(256, -1))
+
+
+def test_a_call_by_name_after_one_that_raised_has_its_gradient(monkeypatch) -> None:
+    raising = [False]
+
+    def twice(self: Stretch, x: torch.Tensor) -> torch.Tensor:
+        with suppress(ValueError):
+            self.maps[0](x)
+        return self.maps[0](input=x)
+
+    def raises(module: nn.Module, args: tuple, out: torch.Tensor) -> None:
+        if raising[0] and args:
+            raise ValueError
+
+    scene = Scene(Net(Stretch(twice, nn.Linear(WIDTH, WIDTH))), monkeypatch)
+    scene.net.inner.maps[0].register_forward_hook(raises, prepend=True)
+    raising[0] = True
+    scene.agrees(1)
+    assert any(scene.router.tensors[index][1].name == "inner.maps.0.weight" for index in scene._pass(scene.inputs()))
+
+
+def test_a_leaf_of_others_that_goes_into_a_map_is_seen(monkeypatch) -> None:
+    """Also where no loss reaches it, and the loop asks for its gradient by itself."""
+    leaf, asking = nn.Parameter(torch.randn(ROWS, WIDTH)), [False]
+
+    def losses(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        if asking[0]:
+            (net.inner(leaf) * x.mean(1)).sum().backward()
+        return squares(net, x)
+
+    scene = Scene(Net(nn.Linear(WIDTH, WIDTH)), monkeypatch, losses=losses)
+    asking[0] = True
+    with pytest.raises(NotPrivateUse) as refused:
+        scene._pass(scene.inputs())
+    assert refused.value.code == "FOREIGN_LEAF" and leaf.grad is None
+
+
+def test_nested_rows_are_refused_by_name(monkeypatch) -> None:
+    def nested(self: Stretch, x: torch.Tensor) -> torch.Tensor:
+        if len(x) < ROWS:
+            return self.maps[0](x)
+        out = self.maps[0](torch.nested.as_nested_tensor([one[: 2 + row % 2] for row, one in enumerate(x)]))
+        return torch.nested.to_padded_tensor(out, 0.0, x.shape)
+
+    scene = Scene(Net(Stretch(nested, nn.Linear(WIDTH, WIDTH))), monkeypatch)
+    with pytest.raises(UnsupportedModule) as refused:
+        scene._pass(scene.inputs())
+    assert refused.value.code == "NESTED_TENSOR"
+
+
+class Doubled(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return out * 2.0 if func in (torch.ops.aten.addmm.default, torch.ops.aten.mm.default) else out
+
+
+def test_a_mode_of_others_meets_what_a_map_computes(monkeypatch) -> None:
+    def within(self: Stretch, x: torch.Tensor) -> torch.Tensor:
+        with Doubled():
+            return self.maps[0](x)
+
+    scene = Scene(Net(Stretch(within, nn.Linear(WIDTH, WIDTH))), monkeypatch)
+    seen: list[torch.Tensor] = []
+    for one in (scene.net, scene.naive):
+        one.inner.register_forward_hook(lambda module, args, out: seen.append(out.detach()))
+    scene.agrees(0)
+    torch.testing.assert_close(seen[0][:1], seen[1])
+
+
 # ------------------------------------------------------------------------------------------------------------------- LoRA
 
 def adapter(**options: Any) -> Any:
@@ -394,7 +472,7 @@ def test_a_pair_with_dropout_drops_what_its_modules_drop(monkeypatch) -> None:
     assert scene.nodes == ["adapted"]
     with monkeypatch.context() as patch:
         patch.setattr(fused, "_lora_at_once", None)
-        scene.router.fused.passing = lambda modules, x: None
+        scene.router.fused.passing = lambda modules, x, others: None
         patch.setattr(scene.sandbox, "multiplied", None)
         true = scene._pass(x)
     assert scene.nodes == ["adapted"] and found.keys() == true.keys()
@@ -425,3 +503,49 @@ def test_a_pair_of_which_a_part_is_more_than_a_map_is_called(change: Callable[[A
     scene = Scene(Net(layer, 9), monkeypatch)
     scene.agrees(2)
     assert "adapted" not in scene.nodes
+
+
+@pytest.mark.parametrize("tensor", ["weight", "bias"])
+def test_a_pair_on_a_layer_that_trains_itself_is_called(tensor: str, monkeypatch) -> None:
+    layer = adapter()
+    layer.base_layer.get_parameter(tensor).requires_grad_(True)
+    scene = Scene(Net(layer, 9), monkeypatch)
+    scene.agrees(3)
+    assert "adapted" not in scene.nodes
+    assert any(one.name == f"inner.base_layer.{tensor}" for _, one in scene.router.tensors)
+
+
+class Branches(nn.Module):
+    """Two pairs that take the same input, which is of a map below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.a, self.b = nn.Linear(WIDTH, WIDTH), adapter(), adapter()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.low(x).tanh()
+        return self.a(x) * self.b(x)
+
+
+@pytest.mark.parametrize("exactness, alike", [("certified", True), ("fast", False)])
+def test_certified_gradients_do_not_go_by_what_others_may_touch(exactness: str, alike: bool, monkeypatch) -> None:
+    """A pair adds up what flows back in another order than its modules do, and in a microbatch whose contributions may touch
+    only what lies below, modules are called."""
+    torch.manual_seed(0)
+    net = Net(Branches(), 9)
+    whole = whole_schedule(net, "layers")
+    (block,) = whole.blocks
+    low = tuple(one for one in block.tensors if one.name.startswith(("inner.low", "layers.0")))
+    rest = tuple(one for one in block.tensors if one not in low)
+    blocks = (Block("low", (), low, ("a", "b"), 1.0), Block("rest", (), rest, ("b",), 1.0))
+    schedule = Schedule(whole.stack, blocks, {"a": (0,), "b": (0, 1)}, ())
+    scene = Scene(net, monkeypatch, schedule=schedule, exactness=exactness)
+    like = torch.tensor([[True, False]]).repeat(ROWS, 1)
+    others = like.clone()
+    others[1:] = True
+    same = True
+    for seed in range(4):
+        alone, beside = (scene._pass(scene.inputs(seed), permitted=permitted) for permitted in (like, others))
+        assert alone
+        same = same and all(torch.equal(gradient[0], beside[index][0]) for index, gradient in alone.items())
+    assert same == alike
