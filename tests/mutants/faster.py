@@ -99,7 +99,8 @@ FASTER = (
         T_NODES + "test_a_mode_of_others_meets_what_a_map_computes",
     ),
     Mutant(
-        "a pair on a layer that trains itself is called", CAPTURE, "any(id(module) in self._trained for module in others)", "False",
+        "a pair on a layer that trains itself is called", CAPTURE, "any(id(module) in self._trained for module in others)",
+        "False",
         T_NODES + "test_a_pair_on_a_layer_that_trains_itself_is_called",
     ),
     Mutant(
