@@ -218,9 +218,9 @@ class Nodes:
             return None
         if x.dim() < 2 or x.shape[0] != armed.contributions * armed.examples:
             return None
-        if others and (router.bits_by_company or any(id(module) in self._trained for module in others)):
-            return None  # a pair adds up what flows back in another order than its modules do
-        if not sandbox.innermost(functions=bool(others)):
+        if router.bits_by_company:
+            return None  # torch adds the bias of rows that do not lie in one piece, and what flows back of a pair, otherwise
+        if any(id(module) in self._trained for module in others) or not sandbox.innermost(functions=bool(others)):
             return None
         found = [self._alone.get(id(module)) for module in modules]
         passed = [site for site in found if site is not None and self._passes_by(site)]

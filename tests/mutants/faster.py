@@ -95,7 +95,7 @@ FASTER = (
         T_NODES + "test_nested_rows_are_refused_by_name",
     ),
     Mutant(
-        "no node under a mode of others", CAPTURE, "if not sandbox.innermost(functions=bool(others)):", "if False:",
+        "no node under a mode of others", CAPTURE, " or not sandbox.innermost(functions=bool(others)):", ":",
         T_NODES + "test_a_mode_of_others_meets_what_a_map_computes",
     ),
     Mutant(
@@ -104,7 +104,7 @@ FASTER = (
         T_NODES + "test_a_pair_on_a_layer_that_trains_itself_is_called",
     ),
     Mutant(
-        "bits of a certified gradient do not go by company", CAPTURE, "(router.bits_by_company or ", "(",
+        "bits of a certified gradient do not go by company", CAPTURE, "if router.bits_by_company:", "if False:",
         T_NODES + "test_certified_gradients_do_not_go_by_what_others_may_touch",
     ),
     Mutant(
