@@ -57,8 +57,8 @@ class _Armed:
     order: list[str] = field(default_factory=list)
     entering: tuple[Site, torch.Tensor] | None = None
     """The site whose call has just begun, and its input."""
-    passed: set[str] = field(default_factory=set)
-    """Names of sites whose call goes on, and whose gradients are taken already."""
+    passed: dict[str, list[bool]] = field(default_factory=dict)
+    """By name of the site, for every call that goes on, the innermost last: whether its gradient is taken already."""
     muted: bool = False
     half: bool = False
     """A captured module computed in half precision."""
@@ -272,7 +272,7 @@ class Router:
         self._serial += 1
         self._armed = replace(
             template, serial=self._serial, contributions=rows.contributions, examples=rows.examples, pieces={}, taps=[],
-            order=[], entering=None, passed=set(), muted=False, half=False, reach=None,
+            order=[], entering=None, passed={}, muted=False, half=False, reach=None,
         )  # fmt: skip
         sandbox = self.sandbox
         try:
@@ -368,7 +368,8 @@ class Router:
         if armed is None:
             return None
         armed.entering = None
-        armed.passed.discard(site.name)  # of a call that raised
+        if site.rule.product:
+            armed.passed.setdefault(site.name, []).append(False)  # one that raised lies below
         if not torch.is_grad_enabled() or not args or not isinstance(args[0], torch.Tensor):
             return None
         if site.rule.product and self.fused.begins_with_us(module):
@@ -424,8 +425,8 @@ class Router:
         if armed is None:
             return None
         armed.entering = None
-        if site.name in armed.passed:
-            armed.passed.remove(site.name)
+        calls = armed.passed.get(site.name)
+        if calls and calls.pop():
             return None
         wanted = self._wanted(armed, site)
         if not (wanted or (site.rule.common and torch.is_grad_enabled())):

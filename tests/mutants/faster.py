@@ -63,8 +63,7 @@ FASTER = (
         T_NORMS + "test_it_gives_what_torch_gives_in_float64",
     ),
     Mutant(
-        "what a node took is not taken again", ROUTER, "            armed.passed.remove(site.name)\n            return None\n",
-        "            armed.passed.remove(site.name)\n",
+        "what a node took is not taken again", ROUTER, "if calls and calls.pop():", "if calls and not calls:",
         T_NODES + "test_hooks_of_others_see_and_change_what_they_always_did",
     ),
     Mutant(
@@ -78,13 +77,19 @@ FASTER = (
     ),
     Mutant(
         "a map that was called is no node afterwards", CAPTURE,
-        "            armed.entering = None\n            armed.passed.add(site.name)\n",
-        "            armed.passed.add(site.name)\n", T_NODES + "test_a_layer_that_uses_its_weight_once_more_is_a_node_once",
+        "            armed.entering = None\n            armed.passed[site.name][-1] = True\n",
+        "            armed.passed[site.name][-1] = True\n",
+        T_NODES + "test_a_layer_that_uses_its_weight_once_more_is_a_node_once",
     ),
     Mutant(
-        "what a call that raised left is forgotten by any other call", ROUTER,
-        "        armed.passed.discard(site.name)  # of a call that raised\n", "",
+        "what a call that raised left is not another's", ROUTER,
+        "armed.passed.setdefault(site.name, []).append(False)", "armed.passed.setdefault(site.name, [False])",
         T_NODES + "test_a_call_by_name_after_one_that_raised_has_its_gradient",
+    ),
+    Mutant(
+        "a call within another one leaves that what it took", ROUTER,
+        "armed.passed.setdefault(site.name, []).append(False)", "armed.passed[site.name] = [False]",
+        T_NODES + "test_a_call_within_a_hook_of_another_one_is_a_node_of_its_own",
     ),
     Mutant(
         "a leaf goes into no node unseen", NODES, "if x.is_leaf or x.is_nested:", "if x.is_nested:",

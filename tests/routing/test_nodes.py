@@ -385,6 +385,22 @@ def test_a_call_by_name_after_one_that_raised_has_its_gradient(monkeypatch) -> N
     assert any(scene.router.tensors[index][1].name == "inner.maps.0.weight" for index in scene._pass(scene.inputs()))
 
 
+def test_a_call_within_a_hook_of_another_one_is_a_node_of_its_own(monkeypatch) -> None:
+    net, within = Net(nn.Linear(WIDTH, WIDTH)), [False]
+
+    def again(module: nn.Module, args: tuple, out: torch.Tensor) -> torch.Tensor | None:
+        if within[0]:
+            return None
+        within[0] = True
+        try:
+            return out + module(args[0] * 0.5).sin()
+        finally:
+            within[0] = False
+
+    net.inner.register_forward_hook(again)  # before those of the router
+    Scene(net, monkeypatch).agrees(2)
+
+
 def test_a_leaf_of_others_that_goes_into_a_map_is_seen(monkeypatch) -> None:
     """Also where no loss reaches it, and the loop asks for its gradient by itself."""
     leaf, asking = torch.randn(ROWS, WIDTH, requires_grad=True), [False]
@@ -402,6 +418,7 @@ def test_a_leaf_of_others_that_goes_into_a_map_is_seen(monkeypatch) -> None:
     assert refused.value.code == "FOREIGN_LEAF" and leaf.grad is None
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_rows_are_refused_by_name(monkeypatch) -> None:
     def nested(self: Stretch, x: torch.Tensor) -> torch.Tensor:
         if len(x) < ROWS:
