@@ -346,9 +346,16 @@ class Fused:
         """Tells whether modules compute by themselves now (:meth:`left`)."""
         return self._left
 
-    def begins_with_us(self, module: nn.Module) -> bool:
-        """Tells whether nobody else is told that a module is called, who might compute by its tensors before it does."""
-        return self._ours.issuperset(module._forward_pre_hooks) and not _has_any_global_hook()
+    def ours_alone(self, module: nn.Module) -> bool:
+        """Tells whether no code of others runs from the begin of a call of a module to the hooks of the run on what came of it:
+        who computes by its tensors there, once more or with an error, is not told from the call."""
+        first = next(iter(module._forward_hooks), None)
+        return (
+            self._ours.issuperset(module._forward_pre_hooks)
+            and (first is None or first in self._ours)
+            and "forward" not in vars(module)
+            and not _has_any_global_hook()
+        )
 
     def unwatched(self, module: nn.Module) -> bool:
         """Tells whether all hooks on a module of the model and on its parts are those of the run."""

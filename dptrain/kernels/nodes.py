@@ -6,11 +6,12 @@ a model keeps, or decides by a value. What goes into a map and what comes back t
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch.autograd import forward_ad
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Multiplies two matrices, and adds a bias if there is one."""
@@ -52,7 +53,7 @@ def serves(x: torch.Tensor, *frozen: torch.Tensor | None) -> bool:
     kind = x.dtype
     if type(x) is not torch.Tensor or kind not in _TYPES or not (x.requires_grad and torch.is_grad_enabled()):
         return False
-    if x.is_leaf or x.is_nested:
+    if x.is_leaf or x.is_nested or forward_ad._current_level >= 0:  # nodes have no tangents
         return False
     for one in frozen:
         if one is not None and (type(one) not in _ORDINARY or one.dtype != kind or one.requires_grad):
@@ -102,7 +103,7 @@ class _Multiplied(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
-        with ctx.taken.aside():
+        with ctx.taken.aside(), _in_its_type(grad):
             x, w_DP = ctx.saved_tensors
             ctx.taken.take(0, x.detach().view(ctx.shape), grad.detach().reshape(*ctx.shape[:-1], grad.shape[-1]))
             return ctx.product(_matrix(grad), w_DP.t(), None).view(x.shape), None, None, None, None
@@ -123,7 +124,7 @@ class _Adapted(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None, None, None, None]:
-        with ctx.taken.aside():
+        with ctx.taken.aside(), _in_its_type(grad):
             into, narrow, w_DP, a_DR, b_RP = ctx.saved_tensors
             grad_KP = _matrix(grad)
             to_a_KR = ctx.product(grad_KP, b_RP.t(), None) * ctx.scale
@@ -137,6 +138,12 @@ class _Adapted(torch.autograd.Function):
             else:
                 back_KD.addmm_(to_a_KR, a_DR.t())
             return back_KD.view(into.shape), apart, None, None, None, None
+
+
+def _in_its_type(grad: torch.Tensor) -> AbstractContextManager[Any]:
+    """Enters a room without autocast, under which a map was not computed; a loop may run its backward pass so."""
+    kind = grad.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def _matrix(x: torch.Tensor) -> torch.Tensor:

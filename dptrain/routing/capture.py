@@ -144,8 +144,8 @@ class Begun(Protocol):
     """The microbatch under way.
 
     Attributes:
-        entering: the site whose call has just begun, and its input. passed: by name of the site, for every call that goes on,
-            whether its gradient is taken already. order: names of the sites that ran.
+        entering: the site whose call has just begun, and its input. passed: names of sites whose call goes on, and whose
+            gradients are taken already. order: names of the sites that ran.
     """
 
     serial: int
@@ -153,7 +153,7 @@ class Begun(Protocol):
     examples: int
     order: list[str]
     entering: tuple[Site, torch.Tensor] | None
-    passed: dict[str, list[bool]]
+    passed: set[str]
 
 
 class Host(Protocol):
@@ -252,8 +252,7 @@ class Nodes:
             taken = self.passing((site.module,), into)
             if taken is None:
                 return None
-            armed.entering = None
-            armed.passed[site.name][-1] = True
+            armed.passed.add(site.name)  # it stays the one that began: a mode of others may ask twice, and use either
             linear = Map(weight.t() if turned else weight, bias)
         return multiplied(x, into.shape, linear, matmul.product, taken)
 

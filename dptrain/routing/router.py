@@ -57,8 +57,8 @@ class _Armed:
     order: list[str] = field(default_factory=list)
     entering: tuple[Site, torch.Tensor] | None = None
     """The site whose call has just begun, and its input."""
-    passed: dict[str, list[bool]] = field(default_factory=dict)
-    """By name of the site, for every call that goes on, the innermost last: whether its gradient is taken already."""
+    passed: set[str] = field(default_factory=set)
+    """Names of sites whose call goes on, and whose gradients are taken already."""
     muted: bool = False
     half: bool = False
     """A captured module computed in half precision."""
@@ -272,7 +272,7 @@ class Router:
         self._serial += 1
         self._armed = replace(
             template, serial=self._serial, contributions=rows.contributions, examples=rows.examples, pieces={}, taps=[],
-            order=[], entering=None, passed={}, muted=False, half=False, reach=None,
+            order=[], entering=None, passed=set(), muted=False, half=False, reach=None,
         )  # fmt: skip
         sandbox = self.sandbox
         try:
@@ -368,11 +368,10 @@ class Router:
         if armed is None:
             return None
         armed.entering = None
-        if site.rule.product:
-            armed.passed.setdefault(site.name, []).append(False)  # one that raised lies below
+        armed.passed.discard(site.name)  # what one left that raised
         if not torch.is_grad_enabled() or not args or not isinstance(args[0], torch.Tensor):
             return None
-        if site.rule.product and self.fused.begins_with_us(module):
+        if site.rule.product and self.fused.ours_alone(module):
             armed.entering = site, args[0]
         with torch._C.DisableTorchFunction():  # nobody is asked about attributes
             shape = () if args[0].is_nested else args[0].shape
@@ -425,8 +424,8 @@ class Router:
         if armed is None:
             return None
         armed.entering = None
-        calls = armed.passed.get(site.name)
-        if calls and calls.pop():
+        if site.name in armed.passed:
+            armed.passed.remove(site.name)
             return None
         wanted = self._wanted(armed, site)
         if not (wanted or (site.rule.common and torch.is_grad_enabled())):

@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 from torch import nn  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from transformers.pytorch_utils import Conv1D  # noqa: E402
@@ -104,14 +106,19 @@ class Scene:
         self.nodes.clear()
         found = self._pass(x, examples, permitted)
         assert len(self.nodes) == count, self.nodes
-        tensors = [self.router.tensors[index][1] for index in found]
+        blocks = range(len(self.router.schedule.blocks)) if permitted is None else permitted.any(0).nonzero().flatten().tolist()
+        indices = [index for index, (block, _) in enumerate(self.router.tensors) if block in blocks]
+        tensors = [self.router.tensors[index][1] for index in indices]
         named = dict(self.naive.named_parameters())
         own = [named[self.names[id(tensor.parameter)]].requires_grad_(True) for tensor in tensors]
         for contribution in range(len(x) // examples):
             rows = x[contribution * examples : (contribution + 1) * examples]
             true = torch.autograd.grad(self.losses(self.naive, rows).mean(), own, allow_unused=True)
-            for index, tensor, gradient in zip(found, tensors, true, strict=True):
+            for index, tensor, gradient in zip(indices, tensors, true, strict=True):
+                if gradient is None and index not in found:
+                    continue
                 expected = torch.zeros(tensor.parameter.shape) if gradient is None else gradient
+                assert index in found, f"nothing is delivered of {tensor.name}"
                 near = 1e-9 if expected.dtype == torch.float64 else 2e-4
                 torch.testing.assert_close(found[index][contribution], expected.double(), rtol=near, atol=near)
 
@@ -195,12 +202,12 @@ def test_of_several_examples_each_and_of_one_contribution(monkeypatch) -> None:
     scene.agrees(1, examples=ROWS)
 
 
-def test_a_layer_that_uses_its_weight_once_more_is_a_node_once(monkeypatch) -> None:
+def test_a_layer_by_which_a_hook_computes_once_more_is_no_node(monkeypatch) -> None:
     """What a hook of somebody else computes of the same input is no call of the layer."""
     scene = Scene(Net(nn.Linear(WIDTH, WIDTH)), monkeypatch)
     again = lambda module, args, out: nn.functional.linear(args[0], module.weight, module.bias) * 0.0 + out  # noqa: E731
     scene.net.inner.register_forward_hook(again, prepend=True)
-    scene.agrees(1)
+    scene.agrees(0)
 
 
 @pytest.mark.parametrize("frozen", ["weight", "bias"])
@@ -223,9 +230,7 @@ def test_where_no_contribution_may_touch_a_layer_it_is_called_and_nothing_is_tak
 
 
 def test_hooks_of_others_see_and_change_what_they_always_did(monkeypatch) -> None:
-    net = Net(nn.Linear(WIDTH, WIDTH))
-    net.inner.register_forward_hook(lambda module, args, out: out * 2.0)
-    scene = Scene(net, monkeypatch)
+    scene = Scene(Net(nn.Linear(WIDTH, WIDTH)), monkeypatch)
     seen: list[torch.Tensor] = []
     for one in (scene.net.inner, scene.naive.inner):
         one.register_forward_hook(lambda module, args, out: seen.append(out))
@@ -367,25 +372,80 @@ def test_of_a_gradient_of_it_that_is_asked_for_kernels_are_those_with_a_derivati
 
 
 def test_a_call_by_name_after_one_that_raised_has_its_gradient(monkeypatch) -> None:
-    raising = [False]
-
     def twice(self: Stretch, x: torch.Tensor) -> torch.Tensor:
-        with suppress(ValueError):
-            self.maps[0](x)
+        with suppress(RuntimeError):
+            self.maps[0](x[..., :3])
         return self.maps[0](input=x)
 
+    Scene(Net(Stretch(twice, nn.Linear(WIDTH, WIDTH))), monkeypatch).agrees(1)
+
+
+def test_a_call_that_raises_in_a_hook_of_another_one_leaves_that_its_gradient(monkeypatch) -> None:
+    net = Net(nn.Linear(WIDTH, WIDTH))
+
     def raises(module: nn.Module, args: tuple, out: torch.Tensor) -> None:
-        if raising[0] and args:
-            raise ValueError
+        with suppress(TypeError):
+            module(args[0], 3)
 
-    scene = Scene(Net(Stretch(twice, nn.Linear(WIDTH, WIDTH))), monkeypatch)
-    scene.net.inner.maps[0].register_forward_hook(raises, prepend=True)
-    raising[0] = True
+    net.inner.register_forward_hook(raises)  # before those of the router
+    Scene(net, monkeypatch).agrees(0)
+
+
+def test_a_map_with_a_forward_of_its_own_may_compute_what_it_does_not_use(monkeypatch) -> None:
+    """A straight-through estimate, say: the first product has no gradient, and another one has."""
+    net = Net(nn.Linear(WIDTH, WIDTH))
+    scene = Scene(net, monkeypatch)
+    for one in (scene.net.inner, scene.naive.inner):
+        own = one.forward
+        one.forward = lambda x, own=own: (own(x).round() - own(x)).detach() + own(x)
+    scene.agrees(0)
+
+
+class Twice(TorchFunctionMode):
+    """Calls every linear map twice, and uses the second result."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is nn.functional.linear:
+            func(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_of_others_may_compute_a_map_twice(monkeypatch) -> None:
+    def how(self: Stretch, x: torch.Tensor) -> torch.Tensor:
+        with Twice():
+            return self.maps[0](x)
+
+    Scene(Net(Stretch(how, nn.Linear(WIDTH, WIDTH))), monkeypatch).agrees(2)
+
+
+def test_where_tangents_are_asked_for_no_map_is_a_node(monkeypatch) -> None:
+    def how(self: Stretch, x: torch.Tensor) -> torch.Tensor:
+        with forward_ad.dual_level():
+            y, tangent = forward_ad.unpack_dual(self.maps[0](forward_ad.make_dual(x, torch.ones_like(x))))
+            return y + tangent.detach()
+
+    Scene(Net(Stretch(how, nn.Linear(WIDTH, WIDTH))), monkeypatch).agrees(0)
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_a_backward_pass_under_autocast_goes_back_in_the_type_of_a_map(pair: bool, monkeypatch) -> None:
+    def how(self: Stretch, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return self.maps[0](x)
+
+    inner = Stretch(how, adapter() if pair else nn.Linear(WIDTH, 9))
+    scene = Scene(Net(inner, 9), monkeypatch)
+    own = scene.router.backward
+
+    def backward(*given: Any) -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            own(*given)
+
+    scene.router.backward = backward
     scene.agrees(1)
-    assert any(scene.router.tensors[index][1].name == "inner.maps.0.weight" for index in scene._pass(scene.inputs()))
 
 
-def test_a_call_within_a_hook_of_another_one_is_a_node_of_its_own(monkeypatch) -> None:
+def test_a_call_within_a_hook_of_another_one_is_no_node(monkeypatch) -> None:
     net, within = Net(nn.Linear(WIDTH, WIDTH)), [False]
 
     def again(module: nn.Module, args: tuple, out: torch.Tensor) -> torch.Tensor | None:
@@ -398,7 +458,7 @@ def test_a_call_within_a_hook_of_another_one_is_a_node_of_its_own(monkeypatch) -
             within[0] = False
 
     net.inner.register_forward_hook(again)  # before those of the router
-    Scene(net, monkeypatch).agrees(2)
+    Scene(net, monkeypatch).agrees(0)
 
 
 def test_a_leaf_of_others_that_goes_into_a_map_is_seen(monkeypatch) -> None:
@@ -519,7 +579,7 @@ def test_a_pair_of_which_a_part_is_more_than_a_map_is_called(change: Callable[[A
     layer = adapter()
     change(layer)
     scene = Scene(Net(layer, 9), monkeypatch)
-    scene.agrees(2)
+    scene.agrees(1 if change is with_hook else 2)
     assert "adapted" not in scene.nodes
 
 
