@@ -105,7 +105,7 @@ class _Multiplied(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
         with ctx.taken.aside(), _in_its_type(grad):
             x, w_DP = ctx.saved_tensors
-            ctx.taken.take(0, x.detach().view(ctx.shape), grad.detach().reshape(*ctx.shape[:-1], grad.shape[-1]))
+            ctx.taken.take(0, x.detach().view(ctx.shape), _alone(grad).reshape(*ctx.shape[:-1], grad.shape[-1]))
             return ctx.product(_matrix(grad), w_DP.t(), None).view(x.shape), None, None, None, None
 
 
@@ -128,8 +128,8 @@ class _Adapted(torch.autograd.Function):
             into, narrow, w_DP, a_DR, b_RP = ctx.saved_tensors
             grad_KP = _matrix(grad)
             to_a_KR = ctx.product(grad_KP, b_RP.t(), None) * ctx.scale
-            ctx.taken.take(1, narrow, grad.detach())
-            ctx.taken.take(0, into.detach(), to_a_KR.detach().view(narrow.shape))
+            ctx.taken.take(1, narrow, _alone(grad))
+            ctx.taken.take(0, into.detach(), _alone(to_a_KR).view(narrow.shape))
             back_KD, apart = ctx.product(grad_KP, w_DP.t(), None), None
             if ctx.apart:
                 apart = ctx.product(to_a_KR, a_DR.t(), None).view(into.shape)
@@ -138,6 +138,11 @@ class _Adapted(torch.autograd.Function):
             else:
                 back_KD.addmm_(to_a_KR, a_DR.t())
             return back_KD.view(into.shape), apart, None, None, None, None
+
+
+def _alone(grad: torch.Tensor) -> torch.Tensor:
+    """Returns a gradient without the graph that it may be in; one of a batch of them has none, and no way to be detached."""
+    return grad.detach() if grad.requires_grad else grad
 
 
 def _in_its_type(grad: torch.Tensor) -> AbstractContextManager[Any]:

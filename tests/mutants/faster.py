@@ -90,6 +90,15 @@ FASTER = (
         T_NODES + "test_where_tangents_are_asked_for_no_map_is_a_node",
     ),
     Mutant(
+        "a batch of gradients is none of a microbatch", ROUTER, " or is_legacy_batchedtensor(grad):", ":",
+        T_NODES + "test_a_loop_may_ask_a_batch_of_gradients_of_a_map",
+    ),
+    Mutant(
+        "kernels take no batch of gradients", "dptrain/gradients/matmul.py",
+        "and not (is_legacy_batchedtensor(x) or is_legacy_batchedtensor(y))", "and True",
+        T_NODES + "test_a_loop_may_ask_a_batch_of_gradients_of_a_map",
+    ),
+    Mutant(
         "a map goes back in its own type", NODES,
         "if torch.is_autocast_enabled(kind) else nullcontext()", "if False else nullcontext()",
         T_NODES + "test_a_backward_pass_under_autocast_goes_back_in_the_type_of_a_map",

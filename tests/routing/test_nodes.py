@@ -445,6 +445,20 @@ def test_a_backward_pass_under_autocast_goes_back_in_the_type_of_a_map(pair: boo
     scene.agrees(1)
 
 
+@pytest.mark.parametrize("pair", [False, True])
+def test_a_loop_may_ask_a_batch_of_gradients_of_a_map(pair: bool, monkeypatch) -> None:
+    def losses(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        h = net.layers[0](x) * 1.0
+        y = net.inner(h)
+        seeds = torch.stack([torch.ones_like(y), torch.full_like(y, 2.0)])
+        (rows,) = torch.autograd.grad(y, h, seeds, is_grads_batched=True, retain_graph=True)
+        return net.layers[1](y).square().flatten(1).sum(1) + (rows.sum(0).detach() * h).flatten(1).sum(1)
+
+    monkeypatch.setattr(matmul, "ENABLED", matmul.AVAILABLE)
+    monkeypatch.setattr(matmul, "WORTHWHILE", 1)
+    Scene(Net(adapter() if pair else nn.Linear(WIDTH, 9), 9), monkeypatch, losses=losses).agrees(1)
+
+
 def test_a_call_within_a_hook_of_another_one_is_no_node(monkeypatch) -> None:
     net, within = Net(nn.Linear(WIDTH, WIDTH)), [False]
 
