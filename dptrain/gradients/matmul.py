@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch._C._functorch import is_legacy_batchedtensor
 
 from dptrain.kernels import activations, attention, reductions
 from dptrain.kernels.reductions import Grams
@@ -76,7 +75,6 @@ def _fits(x: torch.Tensor, y: torch.Tensor, multiplications: int) -> bool:
         and type(y) in _ORDINARY
         and x.dtype == y.dtype == torch.float32
         and x.device.type == y.device.type == "cpu"
-        and not (is_legacy_batchedtensor(x) or is_legacy_batchedtensor(y))
     )
 
 

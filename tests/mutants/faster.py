@@ -94,11 +94,6 @@ FASTER = (
         T_NODES + "test_a_loop_may_ask_a_batch_of_gradients_of_a_map",
     ),
     Mutant(
-        "kernels take no batch of gradients", "dptrain/gradients/matmul.py",
-        "and not (is_legacy_batchedtensor(x) or is_legacy_batchedtensor(y))", "and True",
-        T_NODES + "test_a_loop_may_ask_a_batch_of_gradients_of_a_map",
-    ),
-    Mutant(
         "a map goes back in its own type", NODES,
         "if torch.is_autocast_enabled(kind) else nullcontext()", "if False else nullcontext()",
         T_NODES + "test_a_backward_pass_under_autocast_goes_back_in_the_type_of_a_map",
