@@ -1,7 +1,6 @@
 """Runs a function as several processes of one group, and hands back what each returned."""
 
 import faulthandler
-import multiprocessing
 import os
 import pickle
 import tempfile
@@ -10,15 +9,14 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
+from tests.worlds.programs import forking
+
 LIMIT = 60.0
 """Seconds within which all processes must have ended."""
-
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.distributed.preloaded"])
 
 
 class RankFailed(AssertionError):
@@ -72,9 +70,9 @@ def ended(
     """
     with tempfile.TemporaryDirectory() as folder:
         meeting = str(Path(folder) / "meeting")
-        pairs = [_CONTEXT.Pipe(duplex=False) for _ in range(ranks)]
+        pairs = [Pipe(duplex=False) for _ in range(ranks)]
         processes = [
-            _CONTEXT.Process(target=_main, args=(pairs[rank][1], work, rank, ranks, meeting, arguments, limit), daemon=True)
+            forking().Process(target=_main, args=(pairs[rank][1], work, rank, ranks, meeting, arguments, limit), daemon=True)
             for rank in range(ranks)
         ]
         for process in processes:

@@ -7,20 +7,35 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Mapping
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from functools import cache
 from importlib import import_module
 from multiprocessing import get_context
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
 from typing import Any
 
-_CONTEXT = get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.distributed.preloaded"])  # there is one server for each process of the tests
+PRELOADED = "tests.distributed.preloaded"
+
+
+@cache
+def forking() -> Any:
+    """Starts the server that processes are forked from, one for each process of the tests, and returns its context.
+
+    It starts where the tests lie: in another folder it would not find what it is to import, say nothing, and leave all of it,
+    which takes seconds, to every process.
+    """
+    context = get_context("forkserver")
+    context.set_forkserver_preload([PRELOADED])
+    with chdir(Path(__file__).parents[2]):
+        ensure_running()
+    return context
 
 
 def started(folder: Path, words: list[str]) -> Any:
     """Starts a command in a folder; returns its process, whose ``exitcode`` is that of the command."""
-    process = _CONTEXT.Process(target=_main, args=(str(folder), words), daemon=True)
+    process = forking().Process(target=_main, args=(str(folder), words), daemon=True)
     process.start()
     return process
 
@@ -49,7 +64,7 @@ def _main(folder: str, words: list[str]) -> None:
 def ran(words: list[str], folder: Path, seconds: float = 120) -> CompletedProcess[str]:
     """Runs what ``python *words`` runs, a module behind ``-m`` or a program behind ``-c``, and returns how it ended."""
     with tempfile.TemporaryDirectory() as kept:
-        process = _CONTEXT.Process(target=_run, args=(kept, str(folder), words), daemon=True)
+        process = forking().Process(target=_run, args=(kept, str(folder), words), daemon=True)
         process.start()
         process.join(seconds)
         if process.exitcode is None:
@@ -80,7 +95,7 @@ class Forked:
     """Stands for the process that `attest.processes.start` starts, which costs a second of imports."""
 
     def __init__(self, module: str, theirs: socket.socket, environment: dict[str, str]) -> None:
-        self._process = _CONTEXT.Process(target=_serve, args=(module, theirs, list(sys.path), environment), daemon=True)
+        self._process = forking().Process(target=_serve, args=(module, theirs, list(sys.path), environment), daemon=True)
         self._process.start()
         self.pid = self._process.pid
         self.kill = self._process.kill
