@@ -25,4 +25,4 @@ import tests.worlds.training  # noqa: F401
 # What is imported never goes: else every process goes through all of it when it collects, and copies its pages.
 gc.collect()
 gc.freeze()
-gc.set_threshold(5_000, 10, 10)
+gc.set_threshold(20_000, 10, 10)
