@@ -5,18 +5,22 @@ no byte is used twice. `KeyStream` is AES-256 in counter mode (NIST SP 800-38A, 
 (RFC 8439, section 2.3), which a device computes too.
 """
 
+import ctypes
 import hashlib
 import hmac
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NoReturn
+from functools import cache
+from typing import Any, NoReturn
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 BLOCK_BYTES = 16
-_ZEROS = bytes(1 << 20)
+ZEROS = bytes(1 << 20)
+"""What is encrypted."""
 _MAX_STEP = 1 << 32
 _MAX_LANE = 1 << 32
 
@@ -74,15 +78,90 @@ class KeyStream(Keyed):
             ValueError: an address outside 32-bit step or lane, or a block range outside 64 bits.
             RuntimeError: read in a forked process, where the same bytes could be used twice.
         """
+        counter = self._counter(step, lane, first_block, blocks)
+        encryptor = Cipher(algorithms.AES(self._key), modes.CTR(counter)).encryptor()
+        size = blocks * BLOCK_BYTES
+        return encryptor.update(memoryview(ZEROS)[:size] if size <= len(ZEROS) else bytes(size))
+
+    @contextmanager
+    def running(self, step: int, lane: int, first_block: int, blocks: int) -> Iterator[tuple[int, int] | None]:
+        """Gives what kernels read the bytes of `read` by, some at a time and while other threads of the interpreter run: the
+        addresses of EVP_EncryptUpdate and of its cipher. None where `evp` is None.
+
+        Raises:
+            What `read` raises.
+        """
+        counter, found = self._counter(step, lane, first_block, blocks), evp()
+        if found is None:
+            yield None
+            return
+        cipher = _begun(found, self._key, counter)
+        try:
+            yield None if cipher is None else (found.update, cipher)
+        finally:
+            found.library.EVP_CIPHER_CTX_free(cipher)  # which wipes the key from it
+
+    def _counter(self, step: int, lane: int, first_block: int, blocks: int) -> bytes:
+        """Returns the counter of a block, if as many blocks from it on are addresses of the stream."""
         self._require_own_process()
         if not 0 <= step < _MAX_STEP or not 0 <= lane < _MAX_LANE:
             raise ValueError(f"address outside the stream: step {step}, lane {lane}; both must be below 2^32")
         if first_block < 0 or blocks < 0 or first_block + blocks > 1 << 64:
             raise ValueError(f"block range [{first_block}, {first_block + blocks}) is outside the stream")
-        counter = step.to_bytes(4, "big") + lane.to_bytes(4, "big") + first_block.to_bytes(8, "big")
-        encryptor = Cipher(algorithms.AES(self._key), modes.CTR(counter)).encryptor()
-        size = blocks * BLOCK_BYTES
-        return encryptor.update(memoryview(_ZEROS)[:size] if size <= len(_ZEROS) else bytes(size))
+        return step.to_bytes(4, "big") + lane.to_bytes(4, "big") + first_block.to_bytes(8, "big")
+
+
+@dataclass(frozen=True)
+class Evp:
+    """Holds functions of the OpenSSL that the interpreter has loaded: ``update`` is the address of EVP_EncryptUpdate."""
+
+    library: Any
+    aes: int
+    update: int
+
+
+@cache
+def evp() -> Evp | None:
+    """Returns OpenSSL's AES-256 in counter mode, as the interpreter's hashes have loaded it; None where it cannot be had, or
+    does not give the bytes that `KeyStream.read` gives by the package cryptography."""
+    try:
+        import _hashlib
+
+        library = ctypes.CDLL(_hashlib.__file__)  # asked of the module, names are those of the library that it is bound to
+        library.EVP_aes_256_ctr.restype = library.EVP_CIPHER_CTX_new.restype = ctypes.c_void_p
+        library.EVP_CIPHER_CTX_free.argtypes, library.EVP_CIPHER_CTX_free.restype = [ctypes.c_void_p], None
+        library.EVP_EncryptInit_ex.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_char_p, ctypes.c_char_p]
+        update = ctypes.cast(library.EVP_EncryptUpdate, ctypes.c_void_p).value
+        found = Evp(library, library.EVP_aes_256_ctr(), update or 0)
+    except (ImportError, AttributeError, OSError):
+        return None
+    return found if found.aes and found.update and _gives(found) else None
+
+
+def _begun(found: Evp, key: bytes, counter: bytes) -> int | None:
+    """Returns a cipher that begins at a counter; None where OpenSSL has none."""
+    cipher = found.library.EVP_CIPHER_CTX_new()
+    if cipher and found.library.EVP_EncryptInit_ex(cipher, found.aes, None, key, counter) == 1:
+        return int(cipher)
+    found.library.EVP_CIPHER_CTX_free(cipher)
+    return None
+
+
+def _gives(found: Evp) -> bool:
+    """Tells whether it gives the bytes of the package cryptography, part by part, as the counter passes 2^32 and 2^64 - 1."""
+    update = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3, ctypes.c_char_p, ctypes.c_int)(found.update)
+    for first in (0, (1 << 32) - 3, (1 << 64) - 8):
+        key, counter = hashlib.sha256(b"%d" % first).digest(), bytes(range(8)) + first.to_bytes(8, "big")
+        cipher, written, parts = _begun(found, key, counter), ctypes.c_int(), b""
+        for size in (16, 112) if cipher is not None else ():
+            room = ctypes.create_string_buffer(size + BLOCK_BYTES)
+            right = update(cipher, ctypes.addressof(room), ctypes.addressof(written), ZEROS, size) == 1
+            parts += room.raw[: written.value] if right else b""
+        if cipher is not None:
+            found.library.EVP_CIPHER_CTX_free(cipher)
+        if parts != Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor().update(bytes(128)):
+            return False
+    return True
 
 
 WORDS = 16

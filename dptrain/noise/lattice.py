@@ -20,9 +20,12 @@ from dptrain.noise.rounded import RoundedNormals
 from dptrain.noise.threads import Idle, Threads
 from ledger.accountants.table import LATTICE_BITS
 
-CHUNK = 1 << 17
-"""Coordinates per turn of a thread: the working set, some float64 arrays of half this size, stays in the caches of a core, and
-torch does not share work of this size among threads of its own. What is asked of the reference is asked once per turn."""
+CHUNK = 1 << 20
+"""Coordinates per turn of a thread, at most: 8 MiB of noise. What is asked of the reference is asked once per turn, in short
+operations between which threads of the interpreter wait for each other."""
+
+LEAST = 1 << 18
+"""Coordinates that are worth a thread: with fewer, threads wait for each other longer than it takes one of them."""
 
 MOST_THREADS = 6
 """Threads that draw at a time: in a tenth of the work, what is asked of the reference above all, no other thread of the
@@ -98,6 +101,10 @@ class OnHost(Independent):
         """Returns the noise of a chunk in lattice steps, whole numbers; any number of threads may ask at a time."""
         raise NotImplementedError
 
+    def chunks(self, offset: int, end: int) -> range:
+        """Returns where the chunks begin that hold the coordinates [offset, end): multiples of the size of one."""
+        return range(offset - offset % self._chunk, end, self._chunk)
+
     def placed(self, noise: np.ndarray, step: int, first: int) -> np.ndarray:
         """Returns what is added to the part of a chunk that is released, from coordinate ``first`` of that part on.
 
@@ -138,14 +145,16 @@ class OnHost(Independent):
         host = clipped_sum.to("cpu", torch.float64)  # the sum itself where it lies there
         flat, scale = host.view(-1).numpy(), gamma / normalizer
 
+        chunks = self.chunks(offset, end)
+
         def draw(start: int) -> None:
             """Adds the noise of a chunk, drawn whole wherever the part begins and ends: addresses may follow from the chunk."""
-            first, last = max(start, offset), min(start + self._chunk, end)
+            first, last = max(start, offset), min(start + chunks.step, end)
             part = flat[first - offset : last - offset]
-            noise = self.noise(step, lane, start, min(self._chunk, whole - start), draws)
+            noise = self.noise(step, lane, start, min(chunks.step, whole - start), draws)
             add_(part, self.placed(noise[first - start : last - start], step, first - offset), gamma, self._limit, scale)
 
-        self._threads.each(draw, range(offset - offset % self._chunk, end, self._chunk))
+        self._threads.each(draw, chunks)
         if host is not clipped_sum:
             clipped_sum.copy_(host)
         torch.autograd.graph.increment_version(clipped_sum)  # of what numpy wrote torch knows nothing
@@ -202,6 +211,14 @@ class LatticeGaussian(OnHost):
         if draws > 1:
             values *= draws**-0.5
         return total
+
+    def chunks(self, offset: int, end: int) -> range:
+        """Shares coordinates evenly among threads: any even place may begin a chunk here, and no bit follows from which do."""
+        first = offset - offset % 2
+        threads = max(1, min(torch.get_num_threads(), MOST_THREADS, (end - first) // LEAST))
+        turns = -(-(end - first) // (self._chunk * threads))
+        size = -(-(end - first) // (threads * max(1, turns)))
+        return range(first, end, max(2, size + size % 2))
 
     def noise(self, step: int, lane: int, start: int, count: int, draws: int) -> np.ndarray:
         """Returns the normals of `gaussian` in lattice steps, rounded."""

@@ -14,6 +14,9 @@ import torch
 TAIL_LANE = 1 << 31
 """Lanes from here on hold the further bits of radii in the tail; tensors have lanes below."""
 
+AT_A_TIME = 1 << 16
+"""Pairs that are transformed at a time: some arrays of float64 of this size stay in the caches of a core."""
+
 _BLOCK_BYTES = 16
 _DROPPED = np.uint64(11)
 _LOW = np.uint64((1 << 11) - 1)
@@ -56,6 +59,10 @@ class BoxMuller:
             step, lane: the address; ``lane`` is below ``TAIL_LANE``.
         """
         pairs, block = (count + 1) // 2, offset // 2
+        if pairs > AT_A_TIME:
+            starts = range(0, count, 2 * AT_A_TIME)
+            parts = [self.normals(stream, step, lane, offset + at, min(2 * AT_A_TIME, count - at)) for at in starts]
+            return torch.cat(parts)
         data = stream.read(step, lane, block, pairs)
         assert len(data) == pairs * _BLOCK_BYTES
         words = np.frombuffer(data, dtype="<u8").reshape(pairs, 2)

@@ -58,12 +58,10 @@ inline double logarithm(double z) {
     return k * LN2_HIGH + (twice + (twice * (q * series) + k * LN2_LOW));
 }
 
-}  // namespace
-
 // words: two of each pair. turns: e^(i angle) at the middle of each of 4096 cells. scale: -2 times the square of 32/3 of the
 // steps of 1. Writes 2 * pairs whole numbers, and the places of pairs that are not sure; returns how many those are.
-extern "C" long dptrain_nearest(const std::uint64_t* words, long pairs, const double* turns, double scale, double tail,
-                                double sure, double* found, std::int64_t* unsure) {
+long nearest(const std::uint64_t* words, long pairs, const double* turns, double scale, double tail, double sure, double* found,
+             std::int64_t* unsure) {
     alignas(64) double radius[BLOCK], sine[BLOCK], cosine[BLOCK], gap[BLOCK];
     alignas(64) double across[BLOCK], up[BLOCK];
     alignas(64) std::uint64_t second[BLOCK];
@@ -104,6 +102,36 @@ extern "C" long dptrain_nearest(const std::uint64_t* words, long pairs, const do
         for (long i = 0; i < many; ++i) {  // a place that is sure is written over by the next one
             unsure[count] = start + i;
             count += gap[i] <= sure ? 0 : 1;
+        }
+    }
+    return count;
+}
+
+}  // namespace
+
+extern "C" long dptrain_nearest(const std::uint64_t* words, long pairs, const double* turns, double scale, double tail,
+                                double sure, double* found, std::int64_t* unsure) {
+    return nearest(words, pairs, turns, scale, tail, sure, found, unsure);
+}
+
+// The same of words that a cipher gives, `part` pairs at a time, each part written over the one before: `update` is
+// EVP_EncryptUpdate of OpenSSL, which turns `zeros` into the next bytes of its stream. `doubted` gets the words of pairs that are
+// not sure. Less than zero where the cipher failed.
+extern "C" long dptrain_drawn(int (*update)(void*, unsigned char*, int*, const unsigned char*, int), void* cipher,
+                              const unsigned char* zeros, std::uint64_t* room, long part, long pairs, const double* turns,
+                              double scale, double tail, double sure, double* found, std::int64_t* unsure,
+                              std::uint64_t* doubted) {
+    long count = 0;
+    for (long start = 0; start < pairs; start += part) {
+        long many = pairs - start < part ? pairs - start : part;
+        int written = 0, bytes = (int)(16 * many);
+        if (update(cipher, (unsigned char*)room, &written, zeros, bytes) != 1 || written != bytes) return -1;
+        long more = nearest(room, many, turns, scale, tail, sure, found + 2 * start, unsure + count);
+        for (; more; --more, ++count) {
+            const std::uint64_t* words = room + 2 * unsure[count];
+            doubted[2 * count] = words[0];
+            doubted[2 * count + 1] = words[1];
+            unsure[count] += start;
         }
     }
     return count;

@@ -35,10 +35,14 @@ import numpy as np
 import torch
 
 from dptrain import native
-from dptrain.noise.normals import TAIL_LANE, Blocks, BoxMuller
+from dptrain.noise.keystream import ZEROS, KeyStream
+from dptrain.noise.normals import AT_A_TIME, TAIL_LANE, Blocks, BoxMuller
 
 UNSURE: Final = 2.0**-10
 """Lattice steps: a normal is computed again by the reference where it is so close to the middle between two of them."""
+
+PART: Final = 1 << 13
+"""Pairs that a kernel draws at a time: their words stay in the cache of a core until they are rounded."""
 
 _TAIL: Final = 2.0**-10
 _CELL_BITS: Final = 12
@@ -52,6 +56,8 @@ _UNIT = np.uint64(0x3FF << 52)
 _ONE = np.uint64(1)
 _TWELVE = np.uint64(12)
 _CELL_PLACE = np.uint64(64 - _CELL_BITS)
+_NOWHERE = np.empty(0, np.int64)
+_NOTHING = np.empty((0, 2), np.uint64)
 _IN_CELL = np.uint64((1 << 64 - _CELL_BITS) - (1 << 11))
 
 
@@ -92,6 +98,7 @@ class RoundedNormals:
         self._steps = 2.0**bits
         self._scale = -2.0 * (32.0 / 3.0 * self._steps) ** 2
         self._reference = BoxMuller()
+        self._words = np.empty((PART, 2), np.uint64)
         self._room(0)
 
     def _room(self, pairs: int) -> None:
@@ -110,28 +117,59 @@ class RoundedNormals:
             step, lane, offset: the address; ``offset`` is even, and ``lane`` below `TAIL_LANE`.
         """
         pairs, first = (count + 1) // 2, offset // 2
-        if pairs > len(self._floats[0]):
-            self._room(pairs)
-        words = np.frombuffer(stream.read(step, lane, first, pairs), dtype="<u8").reshape(pairs, 2)
         turns = np.empty(pairs, np.complex128)
         kernels = library() if native.to_nearest() else None
-        unsure = self._nearest(words, turns) if kernels is None else self._nearest_of(kernels, words, turns)
+        drawn = None
+        if kernels is not None and isinstance(stream, KeyStream):
+            with stream.running(step, lane, first, pairs) as running:
+                drawn = None if running is None else self._drawn_of(kernels, running, turns)
+        if drawn is None:
+            drawn = self._read(kernels, stream, step, lane, first, turns)
+        unsure, doubted = drawn
         found = turns.view(np.float64)
 
         def more(place: int) -> bytes:
             return stream.read(step, lane | TAIL_LANE, first + int(unsure[place]), 1)
 
-        exact = self._reference.transformed(words[unsure], more).numpy()
+        exact = self._reference.transformed(doubted, more).numpy()
         exact *= self._steps
         found.reshape(pairs, 2)[unsure] = np.rint(exact)
         return found[:count]
 
+    def _read(
+        self, kernels: Any, stream: Blocks, step: int, lane: int, first: int, turns: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Reads and rounds pairs some at a time; returns the places of those that are not sure, and their words."""
+        places, doubted = [_NOWHERE], [_NOTHING]
+        for start in range(0, len(turns), AT_A_TIME):
+            part = turns[start : start + AT_A_TIME]
+            if len(part) > len(self._places):
+                self._room(len(part))
+            words = np.frombuffer(stream.read(step, lane, first + start, len(part)), dtype="<u8").reshape(-1, 2)
+            unsure = self._nearest(words, part) if kernels is None else self._nearest_of(kernels, words, part)
+            places.append(unsure + start)
+            doubted.append(words[unsure])
+        return np.concatenate(places), np.concatenate(doubted)
+
     def _nearest_of(self, kernels: Any, words: np.ndarray, turns: np.ndarray) -> np.ndarray:
         """Does what `_nearest` does, by a kernel."""
-        limits = self._scale, _TAIL, 0.5 - UNSURE
         where = turns.ctypes.data, self._places.ctypes.data
-        count = kernels.dptrain_nearest(words.ctypes.data, len(words), _TURNS.ctypes.data, *limits, *where)
+        count = kernels.dptrain_nearest(words.ctypes.data, len(words), *self._limits(), *where)
         return self._places[:count]
+
+    def _limits(self) -> tuple[Any, ...]:
+        """Returns what a kernel is told of the transform."""
+        return _TURNS.ctypes.data, self._scale, _TAIL, 0.5 - UNSURE
+
+    def _drawn_of(self, kernels: Any, running: tuple[int, int], turns: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """Draws and rounds pairs in one call; returns the places of those that are not sure, and their words; None where the
+        cipher failed, and then nothing of it may be used."""
+        places, doubted = np.empty(len(turns), np.int64), np.empty((len(turns), 2), np.uint64)  # few of them are written
+        where = turns.ctypes.data, places.ctypes.data, doubted.ctypes.data
+        count = kernels.dptrain_drawn(
+            *running, ZEROS, self._words.ctypes.data, len(self._words), len(turns), *self._limits(), *where
+        )
+        return None if count < 0 else (places[:count], doubted[:count])
 
     def _nearest(self, words: np.ndarray, turns: np.ndarray) -> np.ndarray:
         """Rounds all pairs, into ``turns``, and returns the places of those of which that is not sure."""
@@ -193,7 +231,9 @@ def _declared(found: Any) -> None:
     """Tells the types of what it takes."""
     pointer, number, real = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
     found.dptrain_nearest.argtypes = [pointer, number, pointer, real, real, real, pointer, pointer]
-    found.dptrain_nearest.restype = number
+    words = [pointer, pointer, ctypes.c_char_p, pointer, number, number]
+    found.dptrain_drawn.argtypes = [*words, pointer, real, real, real, pointer, pointer, pointer]
+    found.dptrain_nearest.restype = found.dptrain_drawn.restype = number
 
 
 def works(kernels: Any) -> bool:
@@ -217,4 +257,16 @@ def works(kernels: Any) -> bool:
     unsure = (words[:, 0] < np.uint64(1 << 55)) | (np.abs(exact - true).max(axis=1) > 0.5 - UNSURE / 2)
     told = not (unsure & sure).any()
     found = turns.view(np.float64).reshape(-1, 2)
-    return told and sure[len(extreme) :].mean() > 0.95 and np.array_equal(found[sure], true[sure])
+    right = told and sure[len(extreme) :].mean() > 0.95 and np.array_equal(found[sure], true[sure])
+    return right and _draws(kernels, own)
+
+
+def _draws(kernels: Any, own: RoundedNormals) -> bool:
+    """Tells whether a kernel that draws words itself, in three parts, rounds those that the stream gives, to the bit."""
+    stream, turns = KeyStream("trial", bytes(16), 0, bytes(32)), np.empty((2, 2 * PART + 77), np.complex128)
+    with stream.running(7, 3, 5, turns.shape[1]) as running:
+        drawn = None if running is None else own._drawn_of(kernels, running, turns[0])
+    if drawn is None:
+        return running is None
+    true = own._read(kernels, stream, 7, 3, 5, turns[1])
+    return np.array_equal(*turns.view(np.uint64)) and all(map(np.array_equal, drawn, true))

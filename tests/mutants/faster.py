@@ -12,11 +12,14 @@ KERNEL = "dptrain/noise/adding.cpp"
 NATIVE = "dptrain/native.py"
 PRV = "dptrain/opacus_prv.py"
 
+KEYSTREAM = "dptrain/noise/keystream.py"
 T_NOISE = "tests/noise/test_rounded.py::"
 T_BITS = T_NOISE + "test_every_bit_of_rounded_normals_is_that_of_the_reference"
 T_CORNERS = T_NOISE + "test_the_corners_of_the_words_have_the_bits_of_the_reference"
 T_PROOF = T_NOISE + "test_the_cheap_transform_is_within_what_its_proof_says"
 
+T_DRAWN = T_NOISE + "test_a_kernel_that_draws_other_words_is_not_used"
+T_CIPHER = T_NOISE + "test_words_of_a_cipher_that_does_not_serve_are_not_used"
 T_ADDING = "tests/noise/test_adding.py::"
 T_EVERY = T_ADDING + "test_every_bit_of_a_release_by_the_kernel_is_numpy_s"
 T_MIDDLES = T_ADDING + "test_middles_between_steps_go_to_the_even_one_as_numpy_has_it"
@@ -248,6 +251,21 @@ FASTER = (
     ),
     Mutant(
         "what is near a middle is asked of the reference", ROUNDED, "UNSURE: Final = 2.0**-10", "UNSURE: Final = 0.0", T_BITS,
+    ),
+    Mutant(
+        "a kernel that draws says of every part where it lies", "dptrain/noise/rounded.cpp", "unsure[count] += start;", ";",
+        T_KEPT,
+    ),
+    Mutant("and is tried", ROUNDED, "return right and _draws(kernels, own)", "return right", T_DRAWN),
+    Mutant(
+        "a cipher that failed is not believed", "dptrain/noise/rounded.cpp",
+        "!= 1 || written != bytes) return -1", "!= 1) return -1", T_CIPHER,
+    ),
+    Mutant("nor what it said before", ROUNDED, "None if count < 0 else", "None if count < -1 else", T_CIPHER),
+    Mutant("nor is another stream", KEYSTREAM, "        if parts != Cipher(", "        if not parts and Cipher(", T_CIPHER),
+    Mutant(
+        "threads have even shares of a tensor", LATTICE, "(threads * max(1, turns)))", "max(1, turns))",
+        "tests/noise/test_lattice.py::test_threads_have_even_shares_of_a_tensor",
     ),
     Mutant("on both sides", ROUNDED, "np.less(normals, UNSURE - 0.5", "np.less(normals, -0.5", T_PROOF),
     Mutant("and so is the tail", ROUNDED, "np.concatenate([tail, close >> 1])", "close >> 1", T_CORNERS),

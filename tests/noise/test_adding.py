@@ -167,6 +167,7 @@ KINDS = ["gaussian 1", "gaussian 3", "banded", "discrete_gaussian", "laplace", "
 def test_a_mechanism_releases_the_same_bytes_with_and_without_kernels(kind, dtype, shape, monkeypatch):
     """A tensor whole and in three parts, on one thread and on several; a turn is small, so that there are many."""
     monkeypatch.setattr(lattice, "CHUNK", 1 << 12)
+    monkeypatch.setattr(lattice, "LEAST", 1 << 8)
     assert adding.library() is not None and rounded.library() is not None
     fast = [released(kind, dtype, shape, threads, parts) for threads, parts in ((1, 1), (3, 1), (2, 3))]
     monkeypatch.setattr(adding, "library", lambda: None)

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dptrain.noise import KeyStream, LatticeGaussian  # noqa: E402
-from dptrain.noise.lattice import CHUNK, LATTICE_BITS, rounding_margin  # noqa: E402
+from dptrain.noise.lattice import CHUNK, LATTICE_BITS, LEAST, rounding_margin  # noqa: E402
 
 
 def gaussian(master: bytes = bytes(32)) -> LatticeGaussian:
@@ -142,3 +142,19 @@ def test_a_std_that_is_no_std_is_refused(std: float) -> None:
 def test_rounding_margin_pays_for_one_lattice_step_per_coordinate() -> None:
     """Whitened: a shift of d coordinates by gamma_l = s_l 2^-32 each has norm 2^-32 sqrt(d) = margin / multiplier."""
     assert rounding_margin(10**8, 2.0) == pytest.approx(2.0 * 1e4 * 2.0**-32)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 6, 40])
+def test_threads_have_even_shares_of_a_tensor(threads, monkeypatch):
+    """No thread is woken for little, none has more than a turn at a time, and every coordinate has its place."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    made = gaussian()
+    for offset in (0, 4, 5):
+        for count in (0, 1, 2, 385, LEAST - 1, LEAST, 2 * LEAST + 3, CHUNK, 3 * CHUNK + 11, 50 * CHUNK + 1):
+            chunks = made.chunks(offset, offset + count)
+            assert list(chunks) == sorted(chunks) and all(start % 2 == 0 for start in chunks) and 0 < chunks.step <= CHUNK
+            if count:
+                assert chunks[0] in (offset, offset - 1) and chunks[-1] < offset + count <= chunks[-1] + chunks.step
+                most = min(threads, 6, max(1, count // LEAST))
+                assert len(chunks) <= most * -(-(count + 1) // (CHUNK * most))
+                assert len(chunks) == 1 or chunks.step * len(chunks) - count <= 2 * len(chunks)

@@ -1,5 +1,6 @@
 """Normals in whole lattice steps against the reference transform: every bit, and how far the cheap one may be from it."""
 
+import ctypes
 import hashlib
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dptrain.noise import KeyStream, LatticeGaussian, adding, rounded  # noqa: E402
+from dptrain.noise import KeyStream, LatticeGaussian, adding, keystream, rounded  # noqa: E402
 from dptrain.noise.normals import BoxMuller  # noqa: E402
 from dptrain.noise.rounded import UNSURE, RoundedNormals  # noqa: E402
 
@@ -24,15 +25,18 @@ def reference(read, step: int, lane: int, offset: int, count: int, bits: int = B
     return BoxMuller().normals(read, step, lane, offset, count).numpy() * 2.0**bits
 
 
-@pytest.fixture(params=["kernel", "numpy", "torch"])
+@pytest.fixture(params=["kernel", "kernel that is given words", "numpy", "torch"])
 def way(request, monkeypatch) -> str:
-    """The ways to a rounded normal: a kernel of C++, or numpy with logarithms of its own or of torch's."""
-    if request.param != "kernel":
+    """The ways to a rounded normal: a kernel of C++, which draws words itself or is given them, or numpy with logarithms of its
+    own or of torch's."""
+    if not request.param.startswith("kernel"):
         monkeypatch.setattr(rounded, "_BY_NUMPY", request.param == "numpy")
         for kernels in (rounded, adding):
             monkeypatch.setattr(kernels, "library", lambda: None)
     elif rounded.library() is None:
         pytest.skip("no C++ compiler here, so numpy computes")
+    if request.param == "kernel that is given words":
+        monkeypatch.setattr(keystream, "evp", lambda: None)
     return request.param
 
 
@@ -40,7 +44,7 @@ def cheap(words: np.ndarray, way: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns what the cheap transform makes of words, in lattice steps and not rounded, and where it is not sure."""
     made, turns = RoundedNormals(BITS), np.empty(len(words), np.complex128)
     made._room(len(words))
-    if way != "kernel":
+    if not way.startswith("kernel"):
         unsure = made._nearest(words, turns)
         return (turns + made._products).view(np.float64).reshape(-1, 2), unsure  # the step, and what was left
     unsure = made._nearest_of(rounded.library(), words, turns).copy()
@@ -141,6 +145,60 @@ class Spoiled:
 def test_a_kernel_that_rounds_otherwise_is_not_used(fault):
     assert rounded.works(rounded.library())
     assert not rounded.works(Spoiled(fault))
+
+
+@pytest.fixture
+def drawing() -> None:
+    if rounded.library() is None or keystream.evp() is None:
+        pytest.skip("no C++ compiler here, or no OpenSSL beside the interpreter: words are read before they are rounded")
+
+
+def test_a_kernel_draws_its_words_where_it_can(drawing, monkeypatch):
+    true = RoundedNormals(BITS).steps(stream(), 7, 3, 4, 50_001)
+    read, read_too = KeyStream.read, []
+    monkeypatch.setattr(KeyStream, "read", lambda self, *address: read_too.append(address[1]) or read(self, *address))
+    assert np.array_equal(RoundedNormals(BITS).steps(stream(), 7, 3, 4, 50_001), true)
+    assert all(lane >= 1 << 31 for lane in read_too), "what is read beside is of the tail"
+
+
+@pytest.mark.parametrize("wrong", ["another cipher", "a cipher that fails", "fewer bytes"])
+def test_words_of_a_cipher_that_does_not_serve_are_not_used(wrong, drawing, monkeypatch):
+    """What has been written when it fails counts for nothing: all is drawn again by the other way."""
+    found, true = keystream.evp(), np.rint(reference(stream(), 7, 3, 4, 50_001))
+    if wrong == "another cipher":
+        library = found.library
+        library.EVP_chacha20.restype = ctypes.c_void_p
+        other = keystream.Evp(library, library.EVP_chacha20(), found.update)
+        assert keystream._gives(found) and not keystream._gives(other)
+        return
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4, ctypes.c_int)
+    right, asked = kind(found.update), []
+
+    def update(cipher: int, out: int, written: int, given: int, size: int) -> int:
+        asked.append(size)
+        if len(asked) < 3:
+            return right(cipher, out, written, given, size)
+        ctypes.c_int.from_address(written).value = size - 16 if wrong == "fewer bytes" else size
+        return int(wrong == "fewer bytes")
+
+    held = kind(update)
+    spoiled = keystream.Evp(found.library, found.aes, ctypes.cast(held, ctypes.c_void_p).value)
+    monkeypatch.setattr(keystream, "evp", lambda: spoiled)
+    assert np.array_equal(RoundedNormals(BITS).steps(stream(), 7, 3, 4, 50_001), true) and len(asked) == 3
+
+
+def test_a_kernel_that_draws_other_words_is_not_used(drawing, monkeypatch):
+    kernels = rounded.library()
+
+    class Spoiled:
+        dptrain_nearest = kernels.dptrain_nearest
+
+        def dptrain_drawn(self, *given):
+            count = kernels.dptrain_drawn(*given)
+            ctypes.c_double.from_address(given[-3] + 16 * rounded.PART).value += 1.0
+            return count
+
+    assert rounded.works(kernels) and not rounded.works(Spoiled())
 
 
 def test_a_release_is_the_same_as_it_ever_was(way):
