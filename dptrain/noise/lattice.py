@@ -15,7 +15,7 @@ import torch
 from dptrain.noise.adding import add_
 from dptrain.noise.keystream import KeyStream
 from dptrain.noise.mechanism import Independent
-from dptrain.noise.normals import TAIL_LANE, Blocks, BoxMuller
+from dptrain.noise.normals import AT_A_TIME, TAIL_LANE, Blocks, BoxMuller
 from dptrain.noise.rounded import RoundedNormals
 from dptrain.noise.threads import Idle, Threads
 from ledger.accountants.table import LATTICE_BITS
@@ -173,10 +173,13 @@ class LatticeGaussian(OnHost):
     coordinate ``o`` of tensor ``lane`` at ``step`` is a function of (key, step, lane, o) alone and is used once, and the
     noise is normal with standard deviation ``s``. Radii are finer than the lattice up to 11.7 s (mass beyond: 2e-30), and end
     at 13.3 s.
+
+    Args:
+        chunk: coordinates per turn of a thread, at most; default: `CHUNK`.
     """
 
-    def __init__(self, stream: KeyStream) -> None:
-        super().__init__(stream, LATTICE_BITS, SUM_LIMIT, CHUNK)
+    def __init__(self, stream: KeyStream, chunk: int | None = None) -> None:
+        super().__init__(stream, LATTICE_BITS, SUM_LIMIT, CHUNK if chunk is None else chunk)
         self._transforms: Idle[BoxMuller] = Idle(BoxMuller)
         self._roundings: Idle[RoundedNormals] = Idle(partial(RoundedNormals, LATTICE_BITS))
 
@@ -226,7 +229,9 @@ class LatticeGaussian(OnHost):
             _require_address(lane, start)
             with self._roundings.one() as rounding:
                 return rounding.steps(self._stream, step, lane, start, count)
-        noise = self.gaussian(step, lane, start, count, draws).numpy()
+        noise, part = np.empty(count), 2 * AT_A_TIME
+        for at in range(0, count, part):
+            noise[at : at + part] = self.gaussian(step, lane, start + at, min(part, count - at), draws).numpy()
         noise *= 2.0**LATTICE_BITS
         return np.rint(noise, out=noise)
 

@@ -16,8 +16,10 @@ torch = pytest.importorskip("torch")
 
 from dptrain import native  # noqa: E402
 from dptrain.noise import KeyStream, LatticeGaussian, Step, adding, lattice, rounded  # noqa: E402
+from dptrain.noise import normals as transform  # noqa: E402
 from dptrain.noise.adding import add_  # noqa: E402
 from dptrain.noise.correlated import CorrelatedGaussian, toeplitz  # noqa: E402
+from dptrain.noise.correlated import gaussian as correlated  # noqa: E402
 from dptrain.noise.families import integer_noise  # noqa: E402
 from dptrain.noise.rounded import RoundedNormals  # noqa: E402
 from ledger.accountants.correlated import Toeplitz  # noqa: E402
@@ -168,6 +170,8 @@ def test_a_mechanism_releases_the_same_bytes_with_and_without_kernels(kind, dtyp
     """A tensor whole and in three parts, on one thread and on several; a turn is small, so that there are many."""
     monkeypatch.setattr(lattice, "CHUNK", 1 << 12)
     monkeypatch.setattr(lattice, "LEAST", 1 << 8)
+    for room in (lattice, transform, rounded, correlated):
+        monkeypatch.setattr(room, "AT_A_TIME", 1 << 10)
     assert adding.library() is not None and rounded.library() is not None
     fast = [released(kind, dtype, shape, threads, parts) for threads, parts in ((1, 1), (3, 1), (2, 3))]
     monkeypatch.setattr(adding, "library", lambda: None)

@@ -22,6 +22,7 @@ from dptrain.noise.correlated.toeplitz import inverse
 from dptrain.noise.keystream import KeyStream
 from dptrain.noise.lattice import LatticeGaussian
 from dptrain.noise.mechanism import Step
+from dptrain.noise.normals import AT_A_TIME
 from ledger.accountants.correlated import BandedInverse, Dense, Strategy, Toeplitz
 from ledger.accountants.correlated.strategies import CODE, require
 from ledger.accountants.table import LATTICE_BITS
@@ -70,7 +71,7 @@ class CorrelatedGaussian(LatticeGaussian):
     """
 
     def __init__(self, stream: KeyStream, strategy: Strategy, steps: int) -> None:
-        super().__init__(stream)
+        super().__init__(stream, 2 * AT_A_TIME)  # normals and buffers of a turn stay in the caches of a core
         self.strategy, self.steps = strategy, steps
         self.norm = checked_norm(strategy, steps)
         """Largest column norm: what C is divided by. Sensitivities are divided by this very number."""
