@@ -65,7 +65,7 @@ def _lora_at_once(passing: Passing, module: Any, x: torch.Tensor, *args: Any, **
         return None
     with torch._C.DisableTorchFunction():  # nobody is asked about attributes
         names = [adapter for adapter in module.active_adapters if adapter in module.lora_A]
-        if len(names) != 1 or not _computes_so(module, x):
+        if len(names) != 1 or not _computes_so(module, x) or not _keeps_its_input(module.lora_dropout[names[0]]):
             return None
         parts = module.lora_A[names[0]], module.lora_B[names[0]]
         maps = _maps(x, module.base_layer, *parts, module.scaling[names[0]])
@@ -85,6 +85,12 @@ def _maps(x: torch.Tensor, base: Any, a: Any, b: Any, scale: float) -> tuple[Map
     if not serves(x, weight, bias, a.weight, b.weight):
         return None
     return Map(weight.t() if turned else weight, bias), Pair(a.weight.t(), b.weight.t(), scale)
+
+
+def _keeps_its_input(dropout: nn.Module) -> bool:
+    """Tells whether it leaves what goes in as it is, which goes into the layer after it."""
+    kind = type(dropout)
+    return kind is nn.Identity or (kind is nn.Dropout and not dropout.inplace)
 
 
 def _overridden(module: nn.Module) -> bool:

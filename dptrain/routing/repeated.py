@@ -8,10 +8,12 @@ function: a loop that computes losses itself can only be stopped.
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dptrain.clipping.fast import Bounds, Pieces
 from dptrain.data.microbatch import Microbatch
@@ -20,6 +22,32 @@ from dptrain.routing.router import Router
 from dptrain.routing.synthetic_rows import ProbeRows, hint, raised
 
 Loss = Callable[[nn.Module, Microbatch], torch.Tensor]
+
+_KERNELS = {
+    SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled,
+    SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled,
+    SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled,
+    SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.cudnn_sdp_enabled,
+}
+"""Tells of each kind of attention whether it may run, on any device."""
+
+
+class _Around:
+    """Holds under which autocast a call is made, by which kernels of attention, and who sees what autograd saves."""
+
+    def __init__(self, rows: Microbatch) -> None:
+        self._kind = rows.weight.device.type
+        self._autocast = torch.is_autocast_enabled(self._kind), torch.get_autocast_dtype(self._kind)
+        self._kernels = [kernel for kernel, may in _KERNELS.items() if may()]
+        self._hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Makes it so again."""
+        enabled, dtype = self._autocast
+        hooks = torch.autograd.graph.saved_tensors_hooks(*self._hooks) if self._hooks else nullcontext()
+        with torch.autocast(self._kind, dtype=dtype, enabled=enabled), sdpa_kernel(self._kernels), hooks:
+            yield
 
 
 @dataclass
@@ -34,6 +62,8 @@ class _Made:
     losses: weakref.ref[torch.Tensor]
     armed: object
     """The microbatch that was armed then."""
+    around: _Around
+    """What stood around it: the loop may have left that when contributions are repeated, in its backward pass."""
 
 
 class RepeatedLoss:
@@ -71,7 +101,7 @@ class RepeatedLoss:
             return self.function(model, rows)
         if router.probing:
             losses = self._probed(model, rows)
-            self._made = _Made(model, rows, weakref.ref(losses), router._armed)
+            self._made = _Made(model, rows, weakref.ref(losses), router._armed, _Around(rows))
             return losses
         try:
             losses = self.function(model, rows)
@@ -82,7 +112,7 @@ class RepeatedLoss:
             if self.together:
                 raise
             losses = self.failed(model, rows, error)
-        self._made = _Made(model, rows, weakref.ref(losses), router._armed)
+        self._made = _Made(model, rows, weakref.ref(losses), router._armed, _Around(rows))
         return losses
 
     def _probed(self, model: nn.Module, rows: Microbatch) -> torch.Tensor:
@@ -115,7 +145,7 @@ class RepeatedLoss:
         self._require_content(model, error, rows.length)
         self._raised = True
         losses = torch.full((len(rows.names),), torch.nan, device=rows.weight.device)
-        self._made = _Made(model, rows, weakref.ref(losses), self._router._armed)
+        self._made = _Made(model, rows, weakref.ref(losses), self._router._armed, _Around(rows))
         return losses
 
     def made(self, losses: torch.Tensor) -> bool:
@@ -142,12 +172,13 @@ class RepeatedLoss:
     def require_content(self, error: Exception) -> None:
         """Raises what a backward pass over rows that are nobody's raises, if it does."""
         assert self._made is not None
-        self._require_content(self._made.model, error, self._made.rows.length)
+        with self._made.around.enter():
+            self._require_content(self._made.model, error, self._made.rows.length)
 
     def alone(self, bounds: Bounds) -> Iterator[tuple[Pieces | None, Bounds]]:
         """Forward and backward pass of every contribution by itself: its pieces, None where it raises, and its bounds."""
         assert self._made is not None
-        model, rows = self._made.model, self._made.rows
+        model, rows, around = self._made.model, self._made.rows, self._made.around
         router = self._router
         self._made, self._raised = None, False
         for i, signed in enumerate(bounds.signed):
@@ -158,7 +189,8 @@ class RepeatedLoss:
             pieces: Pieces | None = None
             try:
                 with router.rearmed(single):
-                    losses = self.function(model, single)
+                    with around.enter():
+                        losses = self.function(model, single)
                     router.require_losses(losses)
                     router.backward(losses, single.weight)
                     pieces = cut(router.pieces, slice(1))

@@ -200,7 +200,7 @@ class Router:
         for standing in self._standing:
             standing.attach()
         if self.sandbox is not None:
-            self.sandbox.multiplied = self._nodes.multiplied
+            self.sandbox.multiplied, self.sandbox.alike = self._nodes.multiplied, self.bits_by_company
             self._handles.append(self._model.register_forward_hook(partial(self._outside)))
         self.fused.expect(self._handles)
 
@@ -230,7 +230,7 @@ class Router:
             handle.remove()
         self._handles.clear()
         if self.sandbox is not None:
-            self.sandbox.multiplied = None
+            self.sandbox.multiplied, self.sandbox.alike = None, False
         for standing in self._standing:
             standing.detach()
 
@@ -377,7 +377,7 @@ class Router:
         with torch._C.DisableTorchFunction():  # nobody is asked about attributes
             shape = () if args[0].is_nested else args[0].shape
         rows, rule = armed.contributions * armed.examples, site.rule
-        if not (len(shape) > 1 and shape[0] == 1 and self._wanted(armed, site)):
+        if not (len(shape) > 1 and shape[0] == 1 and (self.bits_by_company or self._wanted(armed, site))):
             return None
         one_position = not rule.common and (rule.enters != 0 or self._doubts(rule, shape[1], rows))
         if rows == 1 or one_position:

@@ -2,12 +2,14 @@
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 from dptrain.engine import start  # noqa: E402
 from dptrain.errors import CoupledModel, NotPrivateUse  # noqa: E402
@@ -292,6 +294,43 @@ def test_whoever_is_repeated_alone_has_the_masks_that_it_has_together(world: Wor
     for name, value in found.items():
         assert torch.allclose(value, expected[name], rtol=0.0, atol=1e-9), name
     assert any(not torch.allclose(value, other[name], rtol=0.0, atol=1e-6) for name, value in found.items())
+
+
+class Attends(nn.Module):
+    """Attention, which has several kernels, behind a map of rows that do not lie in one piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.map = nn.Linear(8, 768), nn.Linear(768, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.map(self.low(x).tanh()[:, 1:])[:, None].chunk(3, -1)
+        return nn.functional.pad(nn.functional.scaled_dot_product_attention(q, k, v)[:, 0], (0, 0, 1, 0))
+
+
+AROUND = (
+    partial(torch.autocast, "cpu", torch.bfloat16), partial(sdpa_kernel, SDPBackend.MATH), torch.autograd.graph.save_on_cpu,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_whoever_is_repeated_alone_computes_as_it_does_together(around: Any, tmp_path) -> None:
+    """The loop has left what stood around the loss when its backward pass repeats it; at certified every bit is the same."""
+    exact = small_world(tmp_path, per_class=5, policy_extra='exactness = "certified"')
+
+    def released(losses: Any) -> dict[str, torch.Tensor]:
+        with Run(exact, net(Attends).float()) as run:
+            safe = run.private.loss(losses)
+
+            def within(model: nn.Module, rows: Any) -> torch.Tensor:
+                with around():
+                    return safe(model, rows)
+
+            return run.gradients(next(iter(run.steps)), within)
+
+    found, expected, other = released(_raises), released(_times(0.0)), released(per_example)
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+    assert any(not torch.equal(value, other[name]) for name, value in found.items())
 
 
 def test_a_plain_loop_is_stopped_by_what_its_loss_raises(world: World) -> None:

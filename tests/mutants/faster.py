@@ -45,6 +45,9 @@ ROUTER = "dptrain/routing/router.py"
 MODES = "dptrain/sandbox/modes.py"
 T_NODES = "tests/routing/test_nodes.py::"
 T_NAIVE = T_NODES + "test_gradients_are_those_of_a_naive_loop"
+T_COMPANY = T_NODES + "test_certified_gradients_do_not_go_by_what_others_may_touch"
+REPEATED = "dptrain/routing/repeated.py"
+T_REPEATED = "tests/engine/test_inside_a_microbatch.py::test_whoever_is_repeated_alone_computes_as_it_does_together"
 
 CAPTURE = "dptrain/routing/capture.py"
 NORMS = "dptrain/kernels/norms.py"
@@ -131,6 +134,35 @@ FASTER = (
     Mutant(
         "bits of a certified gradient do not go by company", CAPTURE, "if router.bits_by_company:", "if False:",
         T_NODES + "test_certified_gradients_do_not_go_by_what_others_may_touch",
+    ),
+    Mutant(
+        "sums of a shift alone round as those beside a scale", "dptrain/gradients/rules.py",
+        "    if len(shape) == 1:  #", '    if call.wants("weight") and len(shape) == 1:  #',
+        T_COMPANY + "[True-InPieces-shift]",
+    ),
+    Mutant(
+        "what comes once for all rows is computed for as many in any company", ROUTER,
+        "(self.bits_by_company or self._wanted(armed, site))", "self._wanted(armed, site)", T_COMPANY + "[True-OfPlaces-low]",
+    ),
+    Mutant(
+        "attention has one kernel whoever asks for a gradient of its mask", MODES, "if watcher.alike and", "if False and",
+        T_COMPANY + "[True-Biased-all but a table]",
+    ),
+    Mutant(
+        "a pair that drops in place drops after its layer", FUSED, " or not _keeps_its_input(module.lora_dropout[names[0]]):",
+        ":", T_NODES + "test_a_pair_with_dropout_drops_what_its_modules_drop[True]",
+    ),
+    Mutant(
+        "who is repeated alone computes under the autocast of all", REPEATED,
+        "with around.enter():", "with nullcontext():", T_REPEATED + "[around0]",
+    ),
+    Mutant(
+        "who is repeated alone has the kernels of attention of all", REPEATED, "sdpa_kernel(self._kernels)", "nullcontext()",
+        T_REPEATED + "[around1]",
+    ),
+    Mutant(
+        "what autograd saves of who is repeated alone is seen by who saw it of all", REPEATED,
+        "if self._hooks else", "if False else", T_REPEATED + "[save_on_cpu]",
     ),
     Mutant(
         "a kernel without a derivative is asked for none", "dptrain/gradients/matmul.py",

@@ -556,18 +556,24 @@ def test_a_pair_on_a_layer_of_gpt2_is_one_node(monkeypatch) -> None:
     assert scene.nodes == ["adapted"]
 
 
-def test_a_pair_with_dropout_drops_what_its_modules_drop(monkeypatch) -> None:
-    """By the same numbers, which belong to contributions: of a node, and of modules that are called."""
-    scene = Scene(Net(adapter(lora_dropout=0.5), 9).train(), monkeypatch)
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_pair_with_dropout_drops_what_its_modules_drop(inplace: bool, monkeypatch) -> None:
+    """By the same numbers, which belong to contributions: of a node, and of modules that are called. In place it is called
+    after the layer, which would get what is dropped."""
+    layer, seen = adapter(lora_dropout=0.5), []
+    layer.lora_dropout["default"].inplace = inplace
+    scene = Scene(Net(layer, 9).train(), monkeypatch)
+    scene.net.layers[1].register_forward_pre_hook(lambda module, args: seen.append(args[0].detach().clone()))
     x = scene.inputs()
     found = scene._pass(x)
-    assert scene.nodes == ["adapted"]
+    assert ("adapted" in scene.nodes) != inplace
+    nodes = list(scene.nodes)
     with monkeypatch.context() as patch:
-        patch.setattr(fused, "_lora_at_once", None)
         scene.router.fused.passing = lambda modules, x, others: None
         patch.setattr(scene.sandbox, "multiplied", None)
         true = scene._pass(x)
-    assert scene.nodes == ["adapted"] and found.keys() == true.keys()
+    assert scene.nodes == nodes and found.keys() == true.keys()
+    torch.testing.assert_close(*seen, rtol=2e-4, atol=2e-4)
     for index, gradient in true.items():
         torch.testing.assert_close(found[index], gradient, rtol=2e-4, atol=2e-4)
 
@@ -630,16 +636,52 @@ class InPieces(nn.Module):
         return nn.functional.pad(self.a(self.low(x).tanh()[:, 1:]), (0, 0, 1, 0))
 
 
-@pytest.mark.parametrize("inner", [Branches, InPieces])
+class OfPlaces(nn.Module):
+    """Maps of places, which come once for all rows: few rows have another kernel than many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Sequential(nn.Linear(96, 600), nn.Tanh(), nn.Linear(600, WIDTH))
+        self.a = nn.Linear(WIDTH, 9)
+        self.register_buffer("places", torch.randn(1, LENGTH, 96))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(x * self.map(self.places))
+
+
+class Biased(nn.Module):
+    """Attention whose mask is a table that trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.a, self.out = nn.Embedding(LENGTH**2, 1), nn.Linear(WIDTH, 48), nn.Linear(16, 9)
+        self.register_buffer("places", torch.arange(LENGTH**2).view(1, LENGTH, LENGTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.a(x)[:, None].split(16, -1)
+        mask = self.table(self.places.expand(len(x), -1, -1)).permute(0, 3, 1, 2)
+        return self.out(nn.functional.scaled_dot_product_attention(q, k, v, mask)[:, 0])
+
+
+LOWER = {
+    "low": ("inner.low", "layers.0"),
+    "shift": ("inner.low.bias", "inner.a.bias", "layers.0.bias", "layers.1.bias"),
+    "all but a table": ("inner.a", "inner.out", "layers"),
+}
+CASES = ((Branches, "low"), (InPieces, "low"), (InPieces, "shift"), (OfPlaces, "low"), (Biased, "all but a table"))
+
+
+@pytest.mark.parametrize("inner, lower", CASES)
 @pytest.mark.parametrize("exact", [True, False])
-def test_certified_gradients_do_not_go_by_what_others_may_touch(exact: bool, inner: Any, monkeypatch) -> None:
-    """A pair adds up what flows back in another order than its modules do, and torch a bias; and in a microbatch whose
-    contributions may touch only what lies below, modules are called."""
+def test_certified_gradients_do_not_go_by_what_others_may_touch(exact: bool, inner: Any, lower: str, monkeypatch) -> None:
+    """A pair adds up what flows back in another order than its modules do, and torch a bias, and sums of a shift alone; few
+    rows have another kernel than many, and so has attention that no gradient of its mask is asked of; and in a microbatch
+    whose contributions may touch only what lies below, modules are called."""
     torch.manual_seed(0)
     net = Net(inner(), 9)
     whole = whole_schedule(net, "layers")
     (block,) = whole.blocks
-    low = tuple(one for one in block.tensors if one.name.startswith(("inner.low", "layers.0")))
+    low = tuple(one for one in block.tensors if one.name.startswith(LOWER[lower]))
     rest = tuple(one for one in block.tensors if one not in low)
     blocks = (Block("low", (), low, ("a", "b"), 1.0), Block("rest", (), rest, ("b",), 1.0))
     schedule = Schedule(whole.stack, blocks, {"a": (0,), "b": (0, 1)}, ())
