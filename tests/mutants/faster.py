@@ -37,6 +37,8 @@ T_DELTAS = "tests/ledger/test_accountants_at_deltas.py::"
 T_ALONE = T_DELTAS + "test_every_delta_has_the_figure_that_it_has_alone"
 T_STEPS = "tests/ledger/test_accountants_at_steps.py::"
 
+T_PAIRS = "tests/guarantees/test_release_of_adapters.py::"
+
 FUSED = "dptrain/gradients/fused.py"
 T_FUSED = "tests/routing/test_fused.py::"
 
@@ -190,6 +192,14 @@ FASTER = (
     Mutant(
         "the scale of a pair counts once on each way", NODES, "b_RP.t(), None) * ctx.scale", "b_RP.t(), None)",
         T_NODES + "test_a_pair_is_one_node",
+    ),
+    Mutant(
+        "the zoo compares what nodes hand over", NODES, "_alone(grad).reshape(*ctx", "_alone(grad).flip(0).reshape(*ctx",
+        "tests/zoo/test_zoo.py::test_the_comparison_in_float32_goes_by_the_nodes_of_a_step",
+    ),
+    Mutant(
+        "what goes into A is what dropout left", NODES, "ctx.save_for_backward(into, narrow", "ctx.save_for_backward(x, narrow",
+        T_PAIRS + "test_what_a_step_adds_by_pairs_that_are_nodes_is_the_sum_of_clipped_gradients",
     ),
     Mutant(
         "what was dropped goes back the way it came", NODES, "apart = ctx.product(to_a_KR, a_DR.t(), None).view(into.shape)",

@@ -3,12 +3,15 @@
 Two microbatches, one after the other as in a run: five contributions of one example each, and four of up to two examples, whose
 eight rows are as many as the tokens of a text, so that code which tells the example's dimension by its size is seen to fail.
 Dropout and all else that draws stays as the library has it: both sides run in a sandbox of the same seed, so that a
-contribution must draw alone what it draws in company. In float64 where the model can, so that nothing hides behind rounding;
-else in float32.
+contribution must draw alone what it draws in company. In float64 where the model can, so that nothing hides behind rounding.
+
+The second one once more in float32, as a step of a run computes: in the router's room of forwards in fewer passes, so that
+linear maps are nodes of autograd there, and LoRA pairs, which are none in float64.
 """
 
 import warnings
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,8 +20,10 @@ from torch import nn
 from dptrain.blocks.stack import layer_stack
 from dptrain.clipping.resolver import Block, Schedule
 from dptrain.data.microbatch import build, row_names
+from dptrain.gradients import matmul
 from dptrain.routing import Router
 from dptrain.sandbox import SEED_BYTES, Sandbox
+from tests.reference.graphs import count_nodes
 from tests.reference.in_double import in_double
 from tests.zoo.family import Family, Layers
 
@@ -27,6 +32,11 @@ FLOOR = {torch.float64: 1e-6, torch.float32: 1e-3}
 """A tensor's error is relative to its own norm, or to this part of the contribution's largest tensor if that is more."""
 
 STEP = 1
+PRODUCTS = "fastest"
+"""How a run multiplies unless it is told otherwise."""
+
+AS_STEPS = "as steps"
+"""The comparison in float32."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,8 @@ class Compared:
     """Tensors of which some contribution has a gradient that is more than rounding."""
     drawn: bool = False
     """Whether the forward draws random numbers."""
+    nodes: Counter[str] = field(default_factory=Counter)
+    """What the losses were made of, by the kind of node in their graph."""
 
     @property
     def exact(self) -> bool:
@@ -77,26 +89,36 @@ class Compared:
 
 
 def compare(family: Family, variant: str, layers: Layers) -> dict[str, Compared]:
-    """Compares on both microbatches, in float64 if the model can compute in it."""
+    """Compares on both microbatches in float64, if the model can compute in it, and on the second as steps compute."""
+    fed = microbatches(family)
+    stepped = _compare(family, variant, layers, {AS_STEPS: fed["even"]}, torch.float32)  # first: kernels are tried in float32
     try:
         with in_double():
-            return _compare(family, variant, layers, torch.float64)
+            return _compare(family, variant, layers, fed, torch.float64) | stepped
     except (RuntimeError, TypeError, ValueError, NotImplementedError):  # hard-coded float32 inside
-        return _compare(family, variant, layers, torch.float32)
+        return _compare(family, variant, layers, {"odd": fed["odd"]}, torch.float32) | stepped
 
 
-def _compare(family: Family, variant: str, layers: Layers, dtype: torch.dtype) -> dict[str, Compared]:
+def _compare(
+    family: Family, variant: str, layers: Layers, microbatches: dict[str, Fed], dtype: torch.dtype
+) -> dict[str, Compared]:
     model = family.build(variant).to(dtype)
     fed = {
         name: replace(one, rows={key: _typed(value, dtype) for key, value in one.rows.items()})
-        for name, one in microbatches(family).items()
+        for name, one in microbatches.items()
     }
-    sandbox = Sandbox(model, frozenset(id(p) for p in model.parameters() if p.requires_grad), bytes(SEED_BYTES))
-    _learn(family, model, fed["odd"], sandbox)
+    first = next(iter(fed.values()))
+    trained = frozenset(id(p) for p in model.parameters() if p.requires_grad)
+    sandbox = Sandbox(model, trained, bytes(SEED_BYTES))
+    _learn(family, model, first, sandbox)
     truths = {name: _naive(family, model, one, sandbox) for name, one in fed.items()}
     drawn = bool(sandbox.layouts.expected(1))
-    found = _delivered(family, model, list(fed.values()), layers, sandbox)
-    return {name: _worst(given, truth, drawn, dtype) for (name, truth), given in zip(truths.items(), found, strict=True)}
+    runs = Sandbox(model, trained, bytes(SEED_BYTES), products=matmul.products_of(PRODUCTS))
+    found = _delivered(family, model, list(fed.values()), layers, runs)
+    return {
+        name: replace(_worst(given, truth, drawn, dtype), nodes=nodes)
+        for (name, truth), (given, nodes) in zip(truths.items(), found, strict=True)
+    }
 
 
 def _learn(family: Family, model: nn.Module, fed: Fed, sandbox: Sandbox, router: Router | None = None) -> None:
@@ -161,8 +183,9 @@ def _naive(family: Family, model: nn.Module, fed: Fed, sandbox: Sandbox) -> list
 
 def _delivered(
     family: Family, model: nn.Module, microbatches: list[Fed], layers: Layers, sandbox: Sandbox
-) -> list[list[dict[str, torch.Tensor]]]:
-    """The same from one router, as a run has it: sums in which one contribution has weight one and all others none."""
+) -> list[tuple[list[dict[str, torch.Tensor]], Counter[str]]]:
+    """The same from one router, as a run has it: sums in which one contribution has weight one and all others none. And what
+    the losses were made of."""
     stack = layer_stack(model, layers)
     schedule = Schedule(stack, (Block("all", (0,), stack.tensors, ("one",), 1.0),), {"one": (0,)}, ())
     with warnings.catch_warnings():
@@ -179,12 +202,15 @@ def _delivered(
         router.detach()
 
 
-def _of_one(family: Family, model: nn.Module, fed: Fed, router: Router, sandbox: Sandbox) -> list[dict[str, torch.Tensor]]:
-    """Gradients of every contribution of one microbatch."""
-    with sandbox.enter(STEP, fed.names):
+def _of_one(
+    family: Family, model: nn.Module, fed: Fed, router: Router, sandbox: Sandbox
+) -> tuple[list[dict[str, torch.Tensor]], Counter[str]]:
+    """Gradients of every contribution of one microbatch, which computes as those of a step."""
+    with matmul.using(PRODUCTS), router.fused.inside(PRODUCTS), sandbox.enter(STEP, fed.names):
         router.arm(fed.contributions, fed.examples, torch.ones(fed.contributions, 1, dtype=torch.bool))
         losses = family.loss(model, fed.rows)
         with sandbox.aside():
+            nodes = count_nodes(losses)
             router.backward(losses, fed.weight.double())
     router.sums.norms_sq(router.pieces, fed.contributions)
     found = []
@@ -194,4 +220,4 @@ def _of_one(family: Family, model: nn.Module, fed: Fed, router: Router, sandbox:
         router.sums.accumulate(dict(router.pieces), one)  # which are forgotten as they are added
         found.append({t.name: g for (_, t), g in zip(router.tensors, router.sums.take(), strict=True)})
     router.disarm()
-    return found
+    return found, nodes

@@ -35,7 +35,8 @@ class Family:
         model: class of the model, for the documents. note: what else a reader must know to do the same.
         settle: what a user does to the model after ``train()``, as a refusal advised it.
         shallow: whether all that trains lies below the first layer, so that a policy must open that depth to every class.
-        draw: another draw of the random weights, where the usual one kills every unit.
+        draw: another draw of the random weights, where the usual one kills every unit, or where the naive loop's own gradients
+            in float32 and float64 differ by more than the tolerance.
     """
 
     name: str

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 import torch
 import transformers
 
-from tests.zoo.exact import compare
+from tests.reference.graphs import MAP, PAIR
+from tests.zoo.exact import Compared, compare
 from tests.zoo.families import ZOO
 from tests.zoo.family import Layers
 from tests.zoo.start import EXACT, start
@@ -27,10 +28,11 @@ class Result:
 
     Attributes:
         verdict: ``exact``, a refusal's code, or one of :data:`FAULTS`. stage, sentence, layers, probe, earlier, slow: as in
-            :class:`tests.zoo.start.Outcome`. errors: the largest relative error per microbatch compared. worst: the largest
-            of all, and the tensor. tensors: the largest by tensor. dtype: what was computed in.
-            drawn: whether the forward draws random numbers. missed: trained tensors that the probes named as without a
-            gradient, and that have one on records. unprobed, notices, seconds, probing, stepping: as in ``Outcome``.
+            :class:`tests.zoo.start.Outcome`. errors: the largest relative error per comparison. worst: the largest of
+            those in one type, the first unless another fails; and the tensor. tensors: the largest by tensor. dtype: what was
+            computed in. maps, pairs: linear maps and LoRA pairs that are nodes of autograd as steps compute. drawn: whether
+            the forward draws random numbers. missed: trained tensors that the probes named as without a gradient, and that
+            have one on records. unprobed, notices, seconds, probing, stepping: as in ``Outcome``.
     """
 
     family: str
@@ -48,6 +50,8 @@ class Result:
     tensor: str = ""
     tensors: dict[str, float] | None = None
     dtype: str = ""
+    maps: int = 0
+    pairs: int = 0
     drawn: bool = False
     unprobed: tuple[str, ...] = ()
     missed: tuple[str, ...] = ()
@@ -81,10 +85,13 @@ def judge(name: str, variant: str) -> Result:
                 verdict = UNSHOWN
                 values["sentence"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]
             else:
-                worst = max(compared.values(), key=lambda c: (not c.exact, c.worst if c.worst == c.worst else float("inf")))
+                worst, last = _worst(list(compared.values())), list(compared.values())[-1]
                 values |= {
                     "errors": {key: c.worst for key, c in compared.items()}, "worst": worst.worst, "tensor": worst.tensor,
-                    "tensors": {t: max(c.tensors[t] for c in compared.values()) for t in worst.tensors},
+                    "tensors": {
+                        t: max(c.tensors[t] for c in compared.values() if c.dtype is worst.dtype) for t in worst.tensors
+                    },
+                    "maps": last.nodes[MAP], "pairs": last.nodes[PAIR],
                     "dtype": str(worst.dtype).removeprefix("torch."), "drawn": worst.drawn,
                     "missed": tuple(sorted(set(found.unprobed) & set().union(*(c.live for c in compared.values())))),
                 }  # fmt: skip
@@ -92,7 +99,14 @@ def judge(name: str, variant: str) -> Result:
                     verdict = INEXACT
                     bad = [key for key, c in compared.items() if not c.exact]
                     values["sentence"] = (
-                        f"{worst.tensor}: off by {worst.worst:.0e} of its own norm in {worst.dtype}, on the "
-                        f"{' and '.join(bad)} microbatch"
+                        f"{worst.tensor}: off by {worst.worst:.0e} of its own norm in {worst.dtype} (compared: "
+                        f"{', '.join(bad)})"
                     )
     return Result(name, family.kind, variant, verdict, **values)
+
+
+def _worst(compared: list[Compared]) -> Compared:
+    """The comparison with the largest error of those that fail, or else of those in the type of the first."""
+    failed = [one for one in compared if not one.exact]
+    among = failed or [one for one in compared if one.dtype is compared[0].dtype]
+    return max(among, key=lambda one: one.worst if one.worst == one.worst else float("inf"))

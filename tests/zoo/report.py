@@ -40,6 +40,8 @@ def table(results: Sequence[Result]) -> str:
         named = ", ".join(f"{code} {n}" for code, n in counts.most_common())
         refused = f"{sum(counts.values())} refused by name ({named or 'none'})"
         lines.append(f"* {variant}: {len(own)} families, {exact} exact, {refused}, {faults} at fault")
+        maps, pairs = (sum(bool(count) for count in counts) for counts in ([r.maps for r in own], [r.pairs for r in own]))
+        lines.append(f"  Linear maps were nodes of autograd in {maps} of them, LoRA pairs in {pairs}")
     lines += ["", "| family | variant | outcome | largest error | why |", "|---|---|---|---|---|"]
     for r in results:
         shown = f"{r.worst:.0e} ({r.dtype})" if r.worst is not None else ""
@@ -58,7 +60,7 @@ once with the weights that its library gives it and once with all weights random
 given as `probe=`, since rows made up of zeros and ones say nothing to them.
 
 *Trains* means that the gradient of every contribution equals what autograd finds for it alone, tensor by tensor: to 1e-9 in
-float64, and to 2e-3 for models that compute in float32 whatever their type. The others are refused before anything is charged,
+float64 where the model can, and to 2e-3 in float32, as steps compute. The others are refused before anything is charged,
 with the code that is shown.{unseen} *Slower* names classes without a rule of their own, which run once more per microbatch.
 
 ## Check a model of yours

@@ -10,9 +10,11 @@ from torch import nn  # noqa: E402
 
 from dptrain.gradients import gradient_rule, registry  # noqa: E402
 from dptrain.gradients.rules import linear  # noqa: E402
+from dptrain.kernels import nodes  # noqa: E402
 from dptrain.sandbox import Pass  # noqa: E402
+from tests.reference.graphs import MAP, PAIR  # noqa: E402
 from tests.zoo import expectations, report  # noqa: E402
-from tests.zoo.exact import compare  # noqa: E402
+from tests.zoo.exact import AS_STEPS, compare  # noqa: E402
 from tests.zoo.families import ZOO  # noqa: E402
 from tests.zoo.family import LIBRARY, RANDOM, VARIANTS  # noqa: E402
 from tests.zoo.judge import FAULTS, INEXACT, judge  # noqa: E402
@@ -127,3 +129,31 @@ def test_the_comparison_sees_masks_that_follow_who_else_is_drawn(monkeypatch: py
     assert all(compared.drawn and compared.exact for compared in compare(ZOO["BERT"], LIBRARY, None).values())
     monkeypatch.setattr(Pass, "owners", property(lambda self: tuple(bytes([place]) for place in range(self.rows))))
     assert not any(compared.exact for compared in compare(ZOO["BERT"], LIBRARY, None).values())
+
+
+LORA = "LoRA with dropout over Llama"
+
+
+def test_the_comparison_in_float32_goes_by_the_nodes_of_a_step() -> None:
+    for name, kind in (("BERT", MAP), (LORA, PAIR)):
+        found = compare(ZOO[name], RANDOM, None)
+        assert found[AS_STEPS].dtype is torch.float32 and found[AS_STEPS].nodes[kind]
+        assert all(one.exact for one in found.values())
+
+
+@pytest.mark.parametrize("name, kind", [("BERT", "_Multiplied"), (LORA, "_Adapted")])
+def test_the_comparison_sees_a_node_that_hands_over_a_wrong_gradient(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the last row for the first, where all else is right: of pairs, what modules compute in float64."""
+    own = getattr(nodes, kind).backward
+
+    def backward(ctx, grad):
+        mixed = grad.clone()
+        mixed[0] = grad[-1]
+        return own(ctx, mixed)
+
+    monkeypatch.setattr(getattr(nodes, kind), "backward", staticmethod(backward))
+    found = compare(ZOO[name], RANDOM, None)
+    assert not found[AS_STEPS].exact
+    assert kind == "_Multiplied" or all(one.exact for key, one in found.items() if key != AS_STEPS)

@@ -263,7 +263,7 @@ SEVERAL = (
         "image_token_index": SPECIAL, "image_token_id": SPECIAL, "mm_tokens_per_image": 1},
         (None, "model.language_model.layers")),
     Family("Gemma 3n, with sound", KIND, _hears, _sung, _sounding, _after_sound, (None, "model.language_model.layers"),
-           frozen=("vision_tower",), model="Gemma3nForConditionalGeneration"),
+           frozen=("vision_tower",), model="Gemma3nForConditionalGeneration", draw=3),
     Family("Qwen2-VL", KIND, hf("Qwen2VLForConditionalGeneration", {
         "text_config": {**DECODER, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
                                                        "mrope_section": [1, 1, 0]}},
