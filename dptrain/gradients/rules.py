@@ -100,7 +100,7 @@ def layer_norm(module: nn.LayerNorm, call: Call, grad: torch.Tensor) -> Forms:
     shape = module.normalized_shape
     b = call.positions(grad, len(shape))
     found: Forms = {}
-    if len(shape) == 1:  # of a shift alone, too: it may not round by what others of the microbatch may touch
+    if call.wants("weight") and len(shape) == 1:
         sums = norms.gradients(call.positions(call.inputs[0], 1), b, module.eps)
         if sums is not None:
             wanted = zip(("weight", "bias"), sums, strict=True)

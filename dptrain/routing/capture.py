@@ -160,14 +160,13 @@ class Host(Protocol):
     """The router, as far as nodes know it.
 
     Attributes:
-        fused, sandbox, sites, verified, bits_by_company: those of the router.
+        fused, sandbox, sites, verified: those of the router.
     """
 
     fused: Any
     sandbox: Sandbox | None
     sites: list[Site]
     verified: frozenset[str] | None
-    bits_by_company: bool
 
     @property
     def begun(self) -> Begun | None:
@@ -218,8 +217,6 @@ class Nodes:
             return None
         if x.dim() < 2 or x.shape[0] != armed.contributions * armed.examples:
             return None
-        if router.bits_by_company:
-            return None  # torch adds the bias of rows that do not lie in one piece, and what flows back of a pair, otherwise
         if any(id(module) in self._trained for module in others) or not sandbox.innermost(functions=bool(others)):
             return None
         found = [self._alone.get(id(module)) for module in modules]

@@ -137,9 +137,8 @@ class Router:
         self.precision = torch.float64 if precisions == {torch.float64} else torch.float32
         noised = [block.std > 0.0 for block in schedule.blocks]
         self.charts = charted(schedule.pairs, self.tensors, noised)
-        self.bits_by_company = exactness == "certified" and len(set(map(frozenset, schedule.profiles.values()))) > 1
-        """Tells whether bits count, and others of a microbatch may touch other tensors than a contribution does: what computes
-        may not go by that, where it rounds otherwise."""
+        self._whole = exactness == "certified"
+        """Tells whether bits count: what computes, and how it rounds, may not go by what others of a microbatch may touch."""
         kept = (least_multiplier, noise_family, self.charts)
         self.sums: Sums = sums_for(exactness, schedule, self.tensors, self.precision, *kept)
         self.leaf: Callable[[nn.Parameter], nn.Parameter] = lambda parameter: parameter
@@ -200,7 +199,7 @@ class Router:
         for standing in self._standing:
             standing.attach()
         if self.sandbox is not None:
-            self.sandbox.multiplied, self.sandbox.alike = self._nodes.multiplied, self.bits_by_company
+            self.sandbox.multiplied = self._nodes.multiplied
             self._handles.append(self._model.register_forward_hook(partial(self._outside)))
         self.fused.expect(self._handles)
 
@@ -230,7 +229,7 @@ class Router:
             handle.remove()
         self._handles.clear()
         if self.sandbox is not None:
-            self.sandbox.multiplied, self.sandbox.alike = None, False
+            self.sandbox.multiplied = None
         for standing in self._standing:
             standing.detach()
 
@@ -243,8 +242,10 @@ class Router:
             permitted_NG: which block each contribution may touch. reach: blocks to capture besides those that one of them may
                 touch, since one of another rank may; nobody's coefficient there is above zero here.
 
-        Guarantee: what is captured lies in blocks permitted to one contribution at least. It is masked for each by its
-        coefficients (:meth:`Bounds.masked`), or by its blocks where each is summed by itself (:meth:`Bounds.profiles`).
+        Guarantee: what is captured lies in blocks permitted to one contribution at least; at exactness ``certified``, in all
+        of them, whoever is in the microbatch, for where no gradient is asked for torch computes, and rounds, otherwise. It is
+        masked for each by its coefficients (:meth:`Bounds.masked`), or by its blocks where each is summed by itself
+        (:meth:`Bounds.profiles`).
 
         Raises:
             UnsupportedModule: code METHOD_CHANGED, a method that a gradient is found by was replaced since the start.
@@ -252,7 +253,7 @@ class Router:
         self._require_methods()
         self._taken.begin()
         blocks = frozenset(torch.nonzero(permitted_NG.any(0)).flatten().tolist()) | (reach or frozenset())
-        active = frozenset(i for i, (g, _) in enumerate(self.tensors) if g in blocks)
+        active = frozenset(i for i, (g, _) in enumerate(self.tensors) if self._whole or g in blocks)
         self._serial += 1
         self._armed = _Armed(self._serial, contributions, examples, active)
 
@@ -377,7 +378,7 @@ class Router:
         with torch._C.DisableTorchFunction():  # nobody is asked about attributes
             shape = () if args[0].is_nested else args[0].shape
         rows, rule = armed.contributions * armed.examples, site.rule
-        if not (len(shape) > 1 and shape[0] == 1 and (self.bits_by_company or self._wanted(armed, site))):
+        if not (len(shape) > 1 and shape[0] == 1 and self._wanted(armed, site)):
             return None
         one_position = not rule.common and (rule.enters != 0 or self._doubts(rule, shape[1], rows))
         if rows == 1 or one_position:

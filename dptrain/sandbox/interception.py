@@ -114,8 +114,6 @@ class Sandbox:
         """True once a private microbatch did, unforeseen: by rows, perhaps, so that numbers of other samples moved."""
         self.multiplied: Multiplied | None = None
         """Computes linear maps of the model by itself, where it does."""
-        self.alike = False
-        """Tells whether attention goes by one kernel whether or not a gradient of its mask is asked for."""
         self._products = products
         self._known: dict[int, tuple[Any, Kind, Callable[..., Any]]] = {}
         self._model = model

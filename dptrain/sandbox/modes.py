@@ -106,13 +106,11 @@ class Watcher(Protocol):
     Attributes:
         total: what becomes of indices. kept: what may not be written. multiplied: what may compute a linear map in the place of
             torch, given input, weight, bias and whether the weight is turned; None, or it returns None, where torch does.
-        alike: whether attention goes by one kernel whether or not a gradient of its mask is asked for.
     """
 
     total: Total
     kept: Kept
     multiplied: Multiplied | None
-    alike: bool
 
     def dispatch(self, func: Any, args: tuple, kwargs: dict | None) -> Any:
         """Runs one operation under the rules."""
@@ -165,10 +163,6 @@ def _one_hot(watcher: Watcher, func: Any, args: tuple, kwargs: dict) -> Any:
 def _attention(watcher: Watcher, func: Any, args: tuple, kwargs: dict) -> Any:
     rate = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
     query = args[0] if args else kwargs["query"]
-    mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
-    if watcher.alike and isinstance(mask, torch.Tensor) and mask.dtype != torch.bool and query.device.type == "cpu":
-        with sdpa_kernel([SDPBackend.MATH]):  # the others have no gradient of a mask, and are taken where none is asked for
-            return func(*args, **kwargs)
     if not rate or query.device.type != "cuda":
         return func(*args, **kwargs)
     if not torch.backends.cuda.math_sdp_enabled():

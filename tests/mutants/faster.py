@@ -133,22 +133,14 @@ FASTER = (
         "False",
         T_NODES + "test_a_pair_on_a_layer_that_trains_itself_is_called",
     ),
-    Mutant(
-        "bits of a certified gradient do not go by company", CAPTURE, "if router.bits_by_company:", "if False:",
-        T_NODES + "test_certified_gradients_do_not_go_by_what_others_may_touch",
-    ),
-    Mutant(
-        "sums of a shift alone round as those beside a scale", "dptrain/gradients/rules.py",
-        "    if len(shape) == 1:  #", '    if call.wants("weight") and len(shape) == 1:  #',
-        T_COMPANY + "[True-InPieces-shift]",
-    ),
-    Mutant(
-        "what comes once for all rows is computed for as many in any company", ROUTER,
-        "(self.bits_by_company or self._wanted(armed, site))", "self._wanted(armed, site)", T_COMPANY + "[True-OfPlaces-low]",
-    ),
-    Mutant(
-        "attention has one kernel whoever asks for a gradient of its mask", MODES, "if watcher.alike and", "if False and",
-        T_COMPANY + "[True-Biased-all but a table]",
+    *(
+        Mutant(f"certified bits do not go by company: {what}", ROUTER, "if self._whole or g in blocks", "if g in blocks", test)
+        for what, test in (
+            ("of a pair", T_COMPANY + "[True-Branches-low]"),
+            ("of a shift", T_COMPANY + "[True-InPieces-shift]"),
+            ("of what comes once for all rows", T_COMPANY + "[True-OfPlaces-low]"),
+            ("of attention by a mask that trains", T_COMPANY + "[True-Biased-all but a table]"),
+        )
     ),
     Mutant(
         "a pair that drops in place drops after its layer", FUSED, " or not _keeps_its_input(module.lora_dropout[names[0]]):",
