@@ -130,7 +130,7 @@ class Inputs:
         None, "part of the FLOP/s that products reach", "", Source.GPU, "performance.md: not run yet"
     )
     ratio: float | None = _input(None, "compute, private over not private", "", Source.GPU, "performance.md: not run yet")
-    cpu_ratio: float = _input(1.28, "the same on a CPU, float32 on both sides", "", Source.HERE, "performance.md, `bert_full`")
+    cpu_ratio: float = _input(1.27, "the same on a CPU, float32 on both sides", "", Source.HERE, "performance.md, `bert_full`")
     noise: float = _input(6.6e-9, "noise of a coordinate, on two threads of the host", "ns", Source.HERE, "performance.md")
     window: float = _input(3.0e-3, "charge and settle of a window, SQLite", "ms", Source.HERE, "performance.md")
     steps: float = _input(16, "steps of a window", "", Source.ASSUMED, "default of `window_steps`")

@@ -7,17 +7,20 @@ function: a loop that computes losses itself can only be stopped.
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from dptrain.clipping.fast import Bounds, Pieces
 from dptrain.data.microbatch import Microbatch
 from dptrain.errors import CoupledModel, DptrainError, LossShape
+from dptrain.routing import pystate
 from dptrain.routing.router import Router
 from dptrain.routing.synthetic_rows import ProbeRows, hint, raised
 
@@ -50,6 +53,14 @@ class _Around:
             yield
 
 
+def _state_of(model: nn.Module) -> tuple[Hashable, ...]:
+    """Returns what a call of the model may read besides: state of its modules, modes of others, and settings of torch."""
+    modes = (type(mode) for mode in (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()))
+    others = tuple(mode for mode in modes if not mode.__module__.startswith("dptrain."))
+    settings = torch.get_default_dtype(), torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    return tuple(pystate.of_model(model)), others, settings
+
+
 @dataclass
 class _Made:
     """Holds the last call of this loss, and what came of it.
@@ -64,6 +75,8 @@ class _Made:
     """The microbatch that was armed then."""
     around: _Around
     """What stood around it: the loop may have left that when contributions are repeated, in its backward pass."""
+    state: tuple[Hashable, ...] | None = None
+    """In the probes: all else that it may read and a loop may change (`_state_of`)."""
 
 
 class RepeatedLoss:
@@ -101,7 +114,7 @@ class RepeatedLoss:
             return self.function(model, rows)
         if router.probing:
             losses = self._probed(model, rows)
-            self._made = _Made(model, rows, weakref.ref(losses), router._armed, _Around(rows))
+            self._made = _Made(model, rows, weakref.ref(losses), router._armed, _Around(rows), _state_of(model))
             return losses
         try:
             losses = self.function(model, rows)
@@ -153,16 +166,25 @@ class RepeatedLoss:
 
         Raises:
             LossShape: code LOSS_CHANGED, they were made from them. A repetition would not know how.
+            CoupledModel: code LOSS_CONTEXT, in the probes: the model is in another state by now. A repetition would be, too,
+                so that a contribution whose row raises would change what the others add.
         """
         if self._made is None or self._made.armed is not self._router._armed:
             return False
-        if losses is self._made.losses():
-            return True
-        raise LossShape(
-            "LOSS_CHANGED",
-            "backward() got losses that are not the very tensor that private.loss returned; what scales a loss or adds to it "
-            "belongs inside the function given to loss()",
-        )
+        if losses is not self._made.losses():
+            raise LossShape(
+                "LOSS_CHANGED",
+                "backward() got losses that are not the very tensor that private.loss returned; what scales a loss or adds to "
+                "it belongs inside the function given to loss()",
+            )
+        if self._made.state is not None and self._made.state != _state_of(self._made.model):
+            raise CoupledModel(
+                "LOSS_CONTEXT",
+                "between private.loss and backward() the state of the model, a mode, or a setting of torch changed (by a "
+                "`with` around the loss alone, say): where a row raises, the others would be computed again without it. "
+                "Call backward() inside of it too, or move it into the function given to loss()",
+            )
+        return True
 
     @property
     def raised(self) -> bool:

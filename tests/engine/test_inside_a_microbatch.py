@@ -1,7 +1,8 @@
 """Through whole runs: what a private forward writes, which leaves it meets, and what its payloads set off, reach nobody."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
 
 from dptrain.engine import start  # noqa: E402
 from dptrain.errors import CoupledModel, NotPrivateUse  # noqa: E402
@@ -331,6 +333,55 @@ def test_whoever_is_repeated_alone_computes_as_it_does_together(around: Any, tmp
     found, expected, other = released(_raises), released(_times(0.0)), released(per_example)
     assert all(torch.equal(value, expected[name]) for name, value in found.items())
     assert any(not torch.equal(value, other[name]) for name, value in found.items())
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
+class OfOthers(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def scaled(model: nn.Module) -> Iterator[None]:
+    model.extra.scale = 3.0
+    yield
+    model.extra.scale = 1.0
+
+
+@contextmanager
+def by_default(model: nn.Module) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("around", [scaled, by_default, lambda model: OfOthers()], ids=["state", "setting", "mode"])
+@pytest.mark.parametrize("both", [False, True])
+def test_a_loop_that_leaves_what_its_loss_was_made_in_is_refused_whatever_rows_hold(both, around, world: World) -> None:
+    """A repetition of what raises would be without it, so that one contribution would change what the others add."""
+    with Run(world, net(Scaled)) as run:
+        safe, backward = run.private.loss(per_example), run.private.backward
+
+        def within(model: nn.Module, rows: Any) -> torch.Tensor:
+            with around(model):
+                return safe(model, rows)
+
+        if not both:
+            with pytest.raises(CoupledModel, match="LOSS_CONTEXT"):
+                run.gradients(next(iter(run.steps)), within)
+            return
+        for rows in next(iter(run.steps)):
+            with around(run.model):
+                backward(safe(run.model, rows), rows)
 
 
 def test_a_plain_loop_is_stopped_by_what_its_loss_raises(world: World) -> None:

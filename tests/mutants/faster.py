@@ -50,6 +50,7 @@ T_NAIVE = T_NODES + "test_gradients_are_those_of_a_naive_loop"
 T_COMPANY = T_NODES + "test_certified_gradients_do_not_go_by_what_others_may_touch"
 REPEATED = "dptrain/routing/repeated.py"
 T_REPEATED = "tests/engine/test_inside_a_microbatch.py::test_whoever_is_repeated_alone_computes_as_it_does_together"
+T_LEFT = T_REPEATED.partition("::")[0] + "::test_a_loop_that_leaves_what_its_loss_was_made_in_is_refused_whatever_rows_hold"
 
 CAPTURE = "dptrain/routing/capture.py"
 NORMS = "dptrain/kernels/norms.py"
@@ -145,6 +146,17 @@ FASTER = (
     Mutant(
         "a pair that drops in place drops after its layer", FUSED, " or not _keeps_its_input(module.lora_dropout[names[0]]):",
         ":", T_NODES + "test_a_pair_with_dropout_drops_what_its_modules_drop[True]",
+    ),
+    *(
+        Mutant(
+            f"a loop that leaves the {what} of its loss is refused", REPEATED, found, changed,
+            f"{T_LEFT}[False-{what}]",
+        )
+        for what, found, changed in (
+            ("state", "return tuple(pystate.of_model(model)), others", "return (), others"),
+            ("mode", 'if not mode.__module__.startswith("dptrain."))', "if False)"),
+            ("setting", "settings = torch.get_default_dtype(),", "settings = None,"),
+        )
     ),
     Mutant(
         "who is repeated alone computes under the autocast of all", REPEATED,

@@ -552,7 +552,7 @@ EVENTS = (
     ),
     Mutant(
         "losses made from those of private.loss are refused", REPEATED,
-        "        if losses is self._made.losses():\n            return True\n", "        return losses is self._made.losses\n",
+        "        if losses is not self._made.losses():", "        if False:",
         T_CHANNELS + "test_losses_made_from_those_of_private_loss_are_refused_at_the_start",
     ),
 )
