@@ -181,8 +181,8 @@ class RepeatedLoss:
             raise CoupledModel(
                 "LOSS_CONTEXT",
                 "between private.loss and backward() the state of the model, a mode, or a setting of torch changed (by a "
-                "`with` around the loss alone, say): where a row raises, the others would be computed again without it. "
-                "Call backward() inside of it too, or move it into the function given to loss()",
+                "`with` around the loss alone, say), and where a row raises, the others would be computed again without it; "
+                "call backward() inside of it too, or move it into the function given to loss()",
             )
         return True
 
